@@ -1,0 +1,5 @@
+"""`python -m sexpgpu`."""
+
+from sexpgpu.cli.main import main
+
+main()

@@ -1,0 +1,1 @@
+"""Devices: the protocol, the registry, and a folder for each kind."""

@@ -1,0 +1,293 @@
+"""An opened plan on the cpu: buffers, prepared phases, and calls of them.
+
+A call runs all steps of its phase, sets aside what `saves` names, copies the results out, and only then
+decides about the commits. An interrupt (Ctrl-C) may come anywhere in the steps: a guarded phase has written
+no slot by then, an unguarded one may have written some. The commits themselves, or the pass that makes
+them, are not
+interrupted: see `uninterrupted`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from sexpgpu.backend.cpu.blocks import Workers
+from sexpgpu.backend.cpu.machine import ResidentGrowth
+from sexpgpu.backend.cpu.steps import Memory, prepare
+from sexpgpu.backend.protocol import Call, Fault, Outputs
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Array, Context
+from sexpgpu.ir.program import FEED, SLOT
+from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
+from sexpgpu.plan.arena import ALIGNMENT_BYTES
+from sexpgpu.plan.layout import ARENA, Layout, constant_strides, contiguous
+from sexpgpu.plan.memory import GIB, ProgramPlan
+from sexpgpu.plan.phase import Copy, PhasePlan
+
+POISON = 0xFF
+"""Byte that marks dead memory in the `poison` mode: every float made of it is NaN."""
+FENCE_BYTES = 4096
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """One phase, ready to be called. `deaths` holds what the poison mode marks after each of `calls`."""
+
+    plan: PhasePlan
+    calls: Sequence[Callable[[], None]]
+    feeds: Mapping[str, tuple[TensorType, Array]]
+    saves: Sequence[tuple[Array, Array]]
+    results: Mapping[str, Array]
+    commits: Sequence[tuple[Array, Array]]
+    order: Mapping[int, int]
+    deaths: Sequence[Sequence[Array]]
+    apply: _Prepared | None
+
+
+class CpuSession:
+    """The slots of a program in this process's memory, and its phases as calls.
+
+    growth: measures the process, from before anything was allocated. poison: a slow mode for tests, which
+    fills the arena with NaN before a call and every range again when it dies, and watches the bytes around
+    the arena.
+    Raises: E-MEM-004 where the machine refuses memory.
+    """
+
+    def __init__(
+        self,
+        plan: ProgramPlan,
+        dtypes: Mapping[str, np.dtype[Any]],
+        num_threads: int,
+        growth: ResidentGrowth,
+        poison: bool = False,
+    ) -> None:
+        self.plan = plan
+        self._growth = growth
+        self._poison = poison
+        self._faults: dict[tuple[int, str], tuple[Node, str]] = {}
+        self._ctx = Context(dict(dtypes), self._flag)
+        self._slots = {slot.name: slot for slot in plan.program.slots}
+        try:
+            self._memory = self._allocate(dtypes)
+        except MemoryError as error:
+            raise DiagnosticError(_refused(plan, "opening the plan")) from error
+        self._workers = Workers(num_threads)
+        self._phases = {name: self._prepare(phase) for name, phase in plan.phases.items()}
+
+    # Memory.
+
+    def _allocate(self, dtypes: Mapping[str, np.dtype[Any]]) -> Memory:
+        buffers: dict[str, Array] = {}
+        for slot in self.plan.program.slots:
+            buffers[SLOT + slot.name] = np.zeros(slot.type.size * dtypes[slot.type.dtype].itemsize, np.uint8)
+        for phase in self.plan.program.phases:
+            for name, type in phase.feeds.items():
+                num_bytes = type.size * dtypes[type.dtype].itemsize
+                if FEED + name not in buffers or buffers[FEED + name].size < num_bytes:
+                    buffers[FEED + name] = np.zeros(num_bytes, np.uint8)
+        for index, node in enumerate(self.plan.constants):
+            buffers[f"constant:{index}"] = self._constant(node)
+        fences = 2 * FENCE_BYTES if self._poison else 0
+        raw = np.empty(self.plan.arena_bytes + ALIGNMENT_BYTES + fences, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT_BYTES + fences // 2
+        buffers[ARENA] = raw[start : start + self.plan.arena_bytes]
+        if self._poison:
+            raw[:] = POISON
+        self._raw, self._arena_start = raw, start
+        return Memory(buffers, dtypes)
+
+    def _constant(self, node: Node) -> Array:
+        """The bytes of a constant, without what its layout repeats."""
+        array = OPS[node.op].meaning(self._ctx, node, ())
+        assert isinstance(array, np.ndarray), node
+        once = tuple([slice(0, 1) if stride == 0 else slice(None) for stride in constant_strides(node)])
+        stored = np.asarray(array)[once]
+        return np.frombuffer(np.ascontiguousarray(stored).tobytes(), np.uint8)
+
+    def _prepare(self, plan: PhasePlan) -> _Prepared:
+        view = self._memory.view
+
+        def pairs(copies: Sequence[Copy]) -> list[tuple[Array, Array]]:
+            return [(view(copy.source, copy.type), view(copy.target, copy.type)) for copy in copies]
+
+        order: dict[int, int] = {}
+        for position, step in enumerate(plan.steps):
+            for node in (step.node, *(inner for body in step.node.bodies for inner in body.walk())):
+                order.setdefault(id(node), position)
+        arena = self._memory.buffers[ARENA]
+        deaths = [[arena[start : start + size] for start, size in step.dies] for step in plan.steps]
+        return _Prepared(
+            plan=plan,
+            calls=prepare(plan.steps, self._memory, self._ctx, self._workers, together=not self._poison),
+            feeds={
+                name: (type, view(Layout(FEED + name, 0, contiguous(type.shape)), type))
+                for name, type in plan.phase.feeds.items()
+            },
+            saves=pairs(plan.saves),
+            results={name: view(layout, type) for name, (type, layout) in plan.results.items()},
+            commits=pairs(plan.commits),
+            order=order,
+            deaths=deaths,
+            apply=None if plan.apply is None else self._prepare(plan.apply),
+        )
+
+    def _slot(self, name: str) -> Array:
+        type = self._slots[name].type
+        return self._memory.view(Layout(SLOT + name, 0, contiguous(type.shape)), type)
+
+    # The protocol.
+
+    def write(self, slot: str, value: Array) -> None:
+        """Set a slot's contents. Raises ValueError where shape or dtype differ."""
+        _put(self._slot(slot), value, self._slots[slot].type, f"slot `{slot}`")
+
+    def read(self, slot: str) -> Future[Array]:
+        """A copy of a slot's contents, there at once."""
+        return _resolved(self._slot(slot).copy())
+
+    def run(self, calls: Sequence[Call]) -> Future[tuple[Outputs, ...]]:
+        """Run `calls` in order, up to the first that reports faults; the future holds what they gave.
+
+        Raises: KeyError for a phase that is not there; ValueError where feeds differ from what a phase takes;
+        E-MEM-004 where memory for temporaries is refused.
+        """
+        outputs: list[Outputs] = []
+        for call in calls:
+            try:
+                outputs.append(self._run(self._phases[call.phase], call.feeds))
+            except MemoryError as error:
+                raise DiagnosticError(_refused(self.plan, f"phase `{call.phase}`")) from error
+            if outputs[-1].faults:
+                break
+        self._growth.sample()
+        return _resolved(tuple(outputs))
+
+    def peak_bytes(self) -> int:
+        """The most by which the process has grown since before the plan was opened: see `ResidentGrowth`.
+
+        NumPy's BLAS keeps some tens of MiB for itself, which are in no plan.
+        """
+        return self._growth.most_bytes()
+
+    def close(self) -> None:
+        """Let go of all memory and end the threads."""
+        self._workers.close()
+        self._phases.clear()
+        self._memory.buffers.clear()
+        self._raw = np.empty(0, np.uint8)
+
+    # A call.
+
+    def _flag(self, node: Node, message: str) -> None:
+        self._faults.setdefault((id(node), message), (node, message))
+
+    def _run(self, phase: _Prepared, feeds: Mapping[str, Array]) -> Outputs:
+        if feeds.keys() != phase.feeds.keys():
+            raise ValueError(
+                f"phase `{phase.plan.phase.name}` takes {sorted(phase.feeds)}, not {sorted(feeds)}"
+            )
+        self._workers.settle()
+        for name, (type, staging) in phase.feeds.items():
+            _put(staging, feeds[name], type, f"feed `{name}`")
+        self._faults.clear()
+        self._execute(phase)
+        results = {name: array.copy() for name, array in phase.results.items()}
+        faults = self._sorted_faults(phase)
+        guard = phase.plan.phase.guard
+        committed = guard is None or (not faults and bool(results[guard]))
+        if committed and (phase.apply or phase.commits):
+            with uninterrupted():
+                if phase.apply is not None:
+                    self._execute(phase.apply)
+                for source, target in (phase.apply or phase).commits:
+                    np.copyto(target, source)
+        return Outputs(results, faults, committed)
+
+    def _execute(self, phase: _Prepared) -> None:
+        """All steps, and then the saves."""
+        with np.errstate(all="ignore"):
+            if self._poison:
+                self._run_poisoned(phase)
+            else:
+                for call in phase.calls:
+                    call()
+        for source, target in phase.saves:
+            np.copyto(target, source)
+
+    def _run_poisoned(self, phase: _Prepared) -> None:
+        self._memory.buffers[ARENA][:] = POISON
+        assert len(phase.calls) == len(phase.deaths), phase.plan.phase.name
+        for call, deaths in zip(phase.calls, phase.deaths, strict=True):
+            call()
+            for dead in deaths:
+                dead[:] = POISON
+        stop = self._arena_start + self.plan.arena_bytes
+        for fence in (self._raw[: self._arena_start], self._raw[stop:]):
+            assert (fence == POISON).all(), f"phase {phase.plan.phase.name} wrote outside the arena"
+
+    def _sorted_faults(self, phase: _Prepared) -> tuple[Fault, ...]:
+        if not self._faults:
+            return ()
+        # Threads report in any order; steps have one.
+        met = sorted(self._faults.values(), key=lambda fault: phase.order.get(id(fault[0]), len(phase.order)))
+        return tuple([Fault(message, node.origin) for node, message in met])
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Hold back the handlers of Ctrl-C and of termination until the block is done.
+
+    Only the main thread runs Python's signal handlers, so elsewhere there is nothing to hold back.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    before: dict[int, Any] = {}
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            handler = signal.getsignal(number)
+            if callable(handler):
+                before[number] = handler
+                signal.signal(number, lambda number, frame: came.append((number, frame)))
+        yield
+    finally:
+        for restored, handler in before.items():
+            signal.signal(restored, handler)
+    for caught, frame in came:
+        before[caught](caught, frame)
+
+
+def _put(target: Array, value: Array, type: TensorType, what: str) -> None:
+    """Copy `value` to where a value of `type` is kept; in the f64 mode that is wider than the type says."""
+    value = np.asarray(value)
+    if value.shape != type.shape or value.dtype not in (NUMPY_DTYPES[type.dtype], target.dtype):
+        raise ValueError(f"{what} is {type}, not {value.dtype} {list(value.shape)}")
+    np.copyto(target, value)
+
+
+def _resolved(value: T) -> Future[T]:
+    future: Future[T] = Future()
+    future.set_result(value)
+    return future
+
+
+def _refused(plan: ProgramPlan, where: str) -> Diagnostic:
+    parts = ", ".join(f"{name} {num_bytes}" for name, num_bytes in plan.parts().items())
+    return Diagnostic(
+        "E-MEM-004",
+        f"the machine refused memory while {where}; the run holds {plan.peak_bytes} bytes "
+        f"({plan.peak_bytes / GIB:.2f} GiB) at its peak, in bytes: {parts}",
+        help=("use a smaller batch or `--variant smoke`, or end what else uses this machine's memory",),
+    )

@@ -1,0 +1,68 @@
+"""`sexpgpu check FILE`: every mistake that can be found without a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from sexpgpu.cli.common import experiment_options, load, reporting, warn
+from sexpgpu.diagnostics import DiagnosticError, render
+
+
+@click.command("check")
+@experiment_options
+@click.option("--print", "what", type=click.Choice(["forms", "graph"]), help="Print the forms, or each objective's graph.")
+@click.option("--format", "style", type=click.Choice(["full", "concise", "json"]), default="full", help="How errors look.")
+@reporting("check")
+def command(
+    file: Path, variant: str | None, settings: tuple[str, ...], run_name: str | None, what: str | None, style: str
+) -> None:
+    """Elaborate FILE, and every variant of it unless --variant chooses one; print what is wrong."""
+    if what == "forms":
+        _print_forms(file)
+        return
+    try:
+        experiment = load(file, variant, settings, run_name)
+        variants = experiment.variants if variant is None else ()
+        for name in variants:
+            load(file, name, settings, run_name)
+    except DiagnosticError as error:
+        if style == "full":
+            raise
+        click.echo(render(error.diagnostics, "check", style))  # type: ignore[arg-type]
+        raise SystemExit(1) from None
+    _refuse_undifferentiable(experiment)
+    if what == "graph":
+        from sexpgpu.ir.text import graph_text
+
+        for update in experiment.run.updates:
+            click.echo(graph_text(update.objective.graph))
+        return
+    warn(experiment, "check")
+    shown = ", ".join(["plain", *variants]) if variants else (variant or "plain")
+    count = f"{experiment.num_parameters:,} parameters in {len(experiment.parameters)} tensors"
+    states = f", {len(experiment.states)} states" if experiment.states else ""
+    click.echo(f"{file}: good ({shown}): {count}{states}")
+
+
+def _refuse_undifferentiable(experiment: object) -> None:
+    from sexpgpu.lang.experiment import Experiment
+    from sexpgpu.train.differentiable import missing_gradients
+
+    assert isinstance(experiment, Experiment)
+    found = missing_gradients(experiment)
+    if found:
+        raise DiagnosticError(found)
+
+
+def _print_forms(file: Path) -> None:
+    from sexpgpu.syntax import load_source, pretty, read
+
+    result = read(load_source(file))
+    if result.diagnostics:
+        raise DiagnosticError(result.diagnostics)
+    for form in result.forms:
+        click.echo(pretty(form))
+
+

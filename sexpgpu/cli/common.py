@@ -1,0 +1,100 @@
+"""What commands share: options, the way errors leave, and opening a program on a device."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, render
+
+if TYPE_CHECKING:
+    from sexpgpu.backend.protocol import Device, Session
+    from sexpgpu.ir.program import Program
+    from sexpgpu.lang.experiment import Experiment
+    from sexpgpu.plan.memory import ProgramPlan
+    from sexpgpu.settings import Settings
+
+Command = Callable[..., Any]
+GIB = 1 << 30
+
+
+def reporting(command: str) -> Callable[[Command], Command]:
+    """Diagnostics of the block go to standard error as `sexpgpu COMMAND: …`, and the exit status is 1."""
+
+    def wrap(function: Command) -> Command:
+        @functools.wraps(function)
+        def inner(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return function(*args, **kwargs)
+            except DiagnosticError as error:
+                click.echo(render(error.diagnostics, command), err=True)
+                sys.exit(1)
+            except BrokenPipeError:
+                sys.exit(1)
+
+        return inner
+
+    return wrap
+
+
+def parse_settings(values: tuple[str, ...]) -> dict[str, str]:
+    """`--set NAME=VALUE` as a mapping. Raises E-NAME-004."""
+    found = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name:
+            raise DiagnosticError(
+                Diagnostic("E-NAME-004", f"`--set {value}` names no value", help=("write --set NAME=VALUE",))
+            )
+        found[name] = text
+    return found
+
+
+def experiment_options(function: Command) -> Command:
+    """FILE, --variant, --set, --run."""
+    function = click.option("--run", "run_name", metavar="NAME", help="Which `defrun`, if the file has several.")(function)
+    function = click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Override a constant.")(function)
+    function = click.option("--variant", metavar="NAME", help="Use a `defvariant` of the file.")(function)
+    return click.argument("file", type=click.Path(path_type=Path))(function)
+
+
+def device_option(function: Command) -> Command:
+    """--device."""
+    return click.option("--device", metavar="KIND", help="cpu, metal or cuda; default SEXPGPU_DEVICE, else cpu.")(function)
+
+
+def load(
+    file: Path, variant: str | None, settings: tuple[str, ...], run_name: str | None,
+    keys: dict[str, dict[str, str]] | None = None,
+) -> Experiment:  # fmt: skip
+    """The experiment, its warnings printed on standard error."""
+    from sexpgpu.lang.load import load_experiment
+
+    experiment = load_experiment(file, variant=variant, settings=parse_settings(settings), run=run_name, keys=keys)
+    return experiment
+
+
+def warn(experiment: Experiment, command: str) -> None:
+    """Print the warnings of an experiment on standard error."""
+    if experiment.warnings:
+        click.echo(render(experiment.warnings, command), err=True)
+
+
+def open_program(program: Program, settings: Settings) -> tuple[Device, ProgramPlan, Callable[[], Session]]:
+    """The device, the plan of `program` on it, and what opens it. Raises E-DEV-…, E-MEM-001."""
+    from sexpgpu.backend.protocol import Budget
+    from sexpgpu.backend.registry import open_device
+
+    device = open_device(settings.device)
+    plan = device.plan(program, Budget(settings.memory_bytes))
+    return device, plan, lambda: device.open(plan)
+
+
+def gib(num_bytes: float) -> str:
+    """Bytes for people: GiB from a tenth up, else MiB."""
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"

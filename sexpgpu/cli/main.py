@@ -1,0 +1,41 @@
+"""`sexpgpu`: the group of commands. Each is imported when it is called, so that `check` starts fast."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+from sexpgpu import __version__
+
+COMMANDS = {
+    "run": "Train: run the experiment of FILE.",
+    "check": "Elaborate FILE and every variant of it; print what is wrong.",
+    "ir": "Print the program of FILE, the same for every device.",
+    "evaluate": "Run the evaluations of FILE on a checkpoint.",
+    "generate": "Run a generator of FILE on a checkpoint.",
+    "doctor": "What this machine has to run on.",
+}
+
+
+class _Lazy(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"sexpgpu.cli.{cmd_name}")
+        command = module.command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 80})
+@click.version_option(__version__, prog_name="sexpgpu")
+def main() -> None:
+    """Describe a machine-learning experiment in one .sx file, and run it."""

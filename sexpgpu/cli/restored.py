@@ -1,0 +1,57 @@
+"""A session with a checkpoint in it, for the commands that look at a trained run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sexpgpu.cli.common import open_program
+
+if TYPE_CHECKING:
+    from sexpgpu.backend.protocol import Session
+    from sexpgpu.ir.program import Program
+    from sexpgpu.lang.experiment import Experiment
+
+
+@contextmanager
+def restored(
+    experiment: Experiment, file: Path, device: str | None, checkpoint: str, out: Path | None
+) -> Iterator[tuple[Program, Session, int]]:
+    """The program, a session holding the checkpoint's parameters and states, and its step.
+
+    Only what the program reads is needed, so an evaluation may be changed after training; parameters must agree.
+    Raises E-CKPT-….
+    """
+    from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+    from sexpgpu.ir.program import Program
+    from sexpgpu.settings import from_environment
+    from sexpgpu.train.folder import resumed
+    from sexpgpu.train.phases import assemble
+
+    _, saved, _ = resumed(checkpoint, file.stem, out, Path("runs"))
+    whole = assemble(experiment).program
+    phases = tuple(p for p in whole.phases if p.name.startswith(("eval.", "generate.")))
+    needed = {name for phase in phases for name in (*phase.reads, *phase.writes)}
+    program = Program(tuple(s for s in whole.slots if s.name in needed), phases, whole.schedule)
+    wrong = []
+    for slot in program.saved:
+        tensor = saved.tensors.get(slot.name)
+        if tensor is None:
+            wrong.append(f"`{slot.name}` {slot.type} is not in the checkpoint")
+        elif tensor.shape != slot.type.shape:
+            wrong.append(f"`{slot.name}` is {slot.type} in the file and {list(tensor.shape)} in the checkpoint")
+    if wrong:
+        raise DiagnosticError(
+            Diagnostic("E-CKPT-003", f"the checkpoint is of another model: {wrong[0]}",
+                       help=("use the file, variant and --set of the run",), notes=tuple(wrong[1:6]))
+        )  # fmt: skip
+    _, _, open_session = open_program(program, from_environment(device))
+    session = open_session()
+    try:
+        for slot in program.saved:
+            session.write(slot.name, saved.tensors[slot.name])
+        yield program, session, saved.step
+    finally:
+        session.close()

@@ -1,0 +1,140 @@
+"""`sexpgpu run FILE`: load, plan, open, train; a bar on a terminal, lines elsewhere; Ctrl-C leaves a resumable run."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import click
+
+from sexpgpu.cli.common import device_option, experiment_options, gib, load, open_program, reporting, warn
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+@click.command("run")
+@experiment_options
+@device_option
+@click.option("--steps", type=click.IntRange(min=1), help="End at this step, if that is before the file's `:steps`.")
+@click.option("--out", type=click.Path(path_type=Path), help="The run's folder; default runs/FILE, runs/FILE-2, …")
+@click.option("--resume", metavar="latest|PATH", help="Continue the latest run of FILE, a run's folder, or a checkpoint.")
+@click.option("--quiet", is_flag=True, help="Print errors only.")
+@reporting("run")
+def command(
+    file: Path,
+    variant: str | None,
+    settings: tuple[str, ...],
+    run_name: str | None,
+    device: str | None,
+    steps: int | None,
+    out: Path | None,
+    resume: str | None,
+    quiet: bool,
+) -> None:
+    """Train: run the experiment of FILE."""
+    from rich.console import Console
+
+    from sexpgpu.diagnostics import DiagnosticError
+    from sexpgpu.settings import from_environment
+    from sexpgpu.train.checkpoint import same_experiment, supersede
+    from sexpgpu.train.folder import new_folder, resumed
+    from sexpgpu.train.identity import experiment_digest
+    from sexpgpu.train.loop import Training
+    from sexpgpu.train.metrics import MetricsWriter
+    from sexpgpu.train.phases import assemble
+    from sexpgpu.train.progress import Progress
+    from sexpgpu.train.status import mark_failed
+
+    console = Console(highlight=False, soft_wrap=True)
+    experiment = load(file, variant, settings, run_name)
+    if not quiet:
+        warn(experiment, "run")
+    _refuse(experiment)
+    assembly = assemble(experiment)
+    environment = from_environment(device)
+    chosen, plan, open_session = open_program(assembly.program, environment)
+    free = environment.memory_bytes or chosen.free_bytes()
+    digest = experiment_digest(experiment, assembly.program)
+    last_step = min(experiment.run.steps, steps or experiment.run.steps)
+    tensors, start_step = {}, 0
+    if resume is not None:
+        folder, saved, skipped = resumed(resume, file.stem, out, Path("runs"))
+        same_experiment(saved.meta, digest, experiment.text, dict(experiment.overrides))
+        tensors, start_step = saved.tensors, saved.step
+        supersede(folder.checkpoints, start_step)
+        for note in skipped:
+            click.echo(f"sexpgpu run: {note}", err=True)
+    else:
+        folder = new_folder(file.stem, out, Path("runs"))
+    if not quiet:
+        states = f", {len(experiment.states)} states" if experiment.states else ""
+        console.print(f"{file}: {experiment.num_parameters:,} parameters in {len(experiment.parameters)} tensors{states}")
+        console.print(f"lowering: {chosen.name} {chosen.describe()}")
+        console.print(f"  {'memory':<24}{gib(plan.peak_bytes)} of {gib(free)} free")
+        console.print(f"  {'stacking':<24}{assembly.stacking}: this device runs one microbatch a call")
+        resuming = f", resuming after step {start_step}" if start_step else ""
+        console.print(f"run: {folder.path}, {last_step} steps{resuming}")
+    if start_step >= last_step:
+        if not quiet:
+            console.print(f"nothing to do: the checkpoint is of step {start_step}")
+        return
+    session = open_session()
+    try:
+        with _interrupts() as stopped, Progress(console, last_step, start_step, quiet) as progress:
+            training = Training(
+                experiment, assembly, session, folder, progress,
+                digest=digest, start_step=start_step, last_step=last_step, stop=lambda: bool(stopped),
+            )  # fmt: skip
+            training.restore(tensors)
+            tensors.clear()
+            try:
+                reached = training.run()
+            except DiagnosticError as error:
+                mark_failed(folder.status, error.diagnostics[0].code)
+                raise
+        peak, planned = session.peak_bytes(), plan.peak_bytes
+        with contextlib.ExitStack() as stack:
+            metrics = stack.enter_context(MetricsWriter(folder.metrics, reached))
+            text = f"memory: peak {gib(peak)} of {gib(planned)} planned ({(peak / planned - 1) * 100:+.1f}%)"
+            metrics.annotate(reached, "memory", text, peak_bytes=peak, planned_bytes=planned, **_parts(plan.parts()))
+        if not quiet:
+            console.print(text)
+    finally:
+        session.close()
+    if reached < last_step:
+        if not quiet:
+            console.print(f"interrupted after step {reached}, saved; continue with --resume latest")
+        sys.exit(INTERRUPTED)
+
+
+def _parts(parts: dict[str, int]) -> dict[str, int]:
+    return {f"{name} bytes".replace("'", "").replace(" ", "_"): value for name, value in parts.items()}
+
+
+def _refuse(experiment: object) -> None:
+    from sexpgpu.cli.check import _refuse_undifferentiable
+
+    _refuse_undifferentiable(experiment)
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Signals that ask to stop: the first lets the step end and is recorded, the second ends the process."""
+    caught: list[int] = []
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    before = {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield caught
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)

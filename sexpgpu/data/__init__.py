@@ -1,0 +1,33 @@
+"""Data: from a `defdata` description to the batches that a step reads.
+
+    TextSpec | TokensSpec | ArraysSpec
+      ─open_dataset→ TokenStream | Arrays ─Part→ ─Rows | Windows→ ─Loader→ batch m ─Prefetcher→ the loop
+
+Only text cut into characters and compressed arrays are held whole; a batch is a pure function of its number;
+everything that is wrong with the data is a coded error (E-DATA-001 … 006).
+"""
+
+from sexpgpu.data.dataset import Arrays, Dataset, TokenStream, open_dataset
+from sexpgpu.data.loader import Loader
+from sexpgpu.data.prefetch import Prefetcher
+from sexpgpu.data.spec import PYTHON_TOPICS, ArraysSpec, DataSpec, TextSpec, TokensSpec
+from sexpgpu.data.views import Part, Rows, Source, View, Windows
+
+__all__ = [
+    "PYTHON_TOPICS",
+    "Arrays",
+    "ArraysSpec",
+    "DataSpec",
+    "Dataset",
+    "Loader",
+    "Part",
+    "Prefetcher",
+    "Rows",
+    "Source",
+    "TextSpec",
+    "TokenStream",
+    "TokensSpec",
+    "View",
+    "Windows",
+    "open_dataset",
+]

@@ -1,0 +1,136 @@
+"""What an operation is: one frozen `OpDef`, in one place, and the registry of all of them.
+
+Flow: `ir/ops/*` fill the registry at import; the builder asks type rules, transforms ask gradients and stacking
+rules, the interpreter asks NumPy meanings, planners ask costs and work shapes. Nothing else knows op names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sexpgpu.ir.graph import Attrs, Graph, Node, Value
+from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
+
+if TYPE_CHECKING:
+    from sexpgpu.ir.builder import Builder
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Work(Enum):
+    """The closed set of kinds of work; a backend implements these and never an op name."""
+
+    INPUT = "input"
+    FILL = "fill"
+    MAP = "map"
+    REDUCE = "reduce"
+    MOVE = "move"
+    CONTRACT = "contract"
+    CONV = "conv"
+    GATHER = "gather"
+    SCATTER = "scatter"
+    SCAN = "scan"
+    TABLE_SCAN = "table-scan"
+    SELECT = "select"
+    RANDOM = "random"
+    EXPAND = "expand"
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a NumPy meaning may ask of its surroundings.
+
+    `dtypes` is the storage of each IR dtype (all double in f64 mode); `flag` takes a run-time fault.
+    """
+
+    dtypes: dict[str, np.dtype[Any]] = field(default_factory=lambda: NUMPY_DTYPES)
+    flag: Callable[[Node, str], None] | None = None
+
+    def dtype(self, type: TensorType) -> np.dtype[Any]:
+        return self.dtypes[type.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Work of one node: floating-point operations, and bytes read and written at least once."""
+
+    flops: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One case for the derived tests: input types, attributes, and a half-open range of values per input."""
+
+    types: tuple[TensorType, ...]
+    attrs: dict[str, Any] = field(default_factory=dict)
+    ranges: tuple[tuple[float, float] | None, ...] = ()
+    differentiable: bool = True
+
+
+TypeRule = Callable[[Sequence[TensorType], Attrs, Sequence[Graph]], tuple[TensorType, ...]]
+Meaning = Callable[[Context, Node, Sequence[Array]], Array | tuple[Array, ...]]
+Into = Callable[[Context, Node, Sequence[Array], Sequence[Array]], None]
+GradientRule = Callable[["Builder", Node, Sequence[Value | None]], Sequence[Value | None]]
+StackingRule = Callable[["Builder", Node, Sequence[Value], Sequence[bool], int], tuple[Value, ...]]
+
+
+def bytes_moved(node: Node) -> int:
+    """Bytes of all inputs and outputs: what a kernel must move at least."""
+    return sum(v.type.num_bytes for v in node.inputs) + sum(t.num_bytes for t in node.types)
+
+
+def _elementwise_cost(node: Node) -> Cost:
+    return Cost(sum(t.size for t in node.types), bytes_moved(node))
+
+
+@dataclass(frozen=True, slots=True)
+class OpDef:
+    """Everything the system knows of one operation.
+
+    doc: one sentence with its shape law.
+    params: its attributes, a word on each.
+    type_rule: types of the outputs; raises TypeFault.
+    meaning: the plainest correct NumPy text, the oracle of every device.
+    into: the same written straight into given arrays, where that saves the interpreter a copy.
+    gradient: cotangents of outputs (None: zero) to cotangents of inputs (None: zero or no gradient);
+        None as a rule: the operation cannot be differentiated. `no_gradient` says that it is zero everywhere.
+    stacking: the operation on k microbatches at once; inputs flagged True carry a leading axis of size k,
+        and so do all outputs.
+    cost: flops and bytes.
+    work: its one work shape.
+    samples: cases for the derived tests.
+    """
+
+    name: str
+    doc: str
+    work: Work
+    type_rule: TypeRule
+    meaning: Meaning
+    stacking: StackingRule
+    gradient: GradientRule | None
+    samples: tuple[Sample, ...]
+    params: dict[str, str] = field(default_factory=dict)
+    into: Into | None = None
+    cost: Callable[[Node], Cost] = _elementwise_cost
+
+
+OPS: dict[str, OpDef] = {}
+"""The registry; filled when `sexpgpu.ir.ops` is imported, then only read."""
+
+
+def register(op: OpDef) -> OpDef:
+    """Add `op` to the registry; a name is defined once."""
+    assert op.name not in OPS, op.name
+    OPS[op.name] = op
+    return op
+
+
+def no_gradient(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Sequence[Value | None]:
+    """The gradient rule of a function that is flat everywhere, or whose inputs carry no gradient."""
+    return (None,) * len(node.inputs)

@@ -1,0 +1,129 @@
+"""Composites: a whole subgraph under a name. A device takes one in a single kernel, or inlines its body.
+
+Flow: `transform.raising` makes them through `ir.composites`, which holds their bodies and says how they
+differentiate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.composites import COMPOSITES, apply
+from sexpgpu.ir.evaluate import run_graph
+from sexpgpu.ir.graph import Attrs, Graph, Node, Value
+from sexpgpu.ir.opdef import OPS, Array, Context, Cost, OpDef, Work, bytes_moved, register
+from sexpgpu.ir.ops.rules import batch
+from sexpgpu.ir.stacking import stack_into
+from sexpgpu.ir.types import TensorType, TypeFault
+
+
+def _type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
+    (body,) = bodies
+    wanted = [v.type for v in body.inputs]
+    if list(types) != wanted:
+        given = ", ".join(map(str, types))
+        raise TypeFault(f"`{attrs['name']}` of {given}: its body takes {', '.join(map(str, wanted))}")
+    return tuple(v.type for v in body.output_values)
+
+
+def _meaning(ctx: Context, node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    flag = ctx.flag
+    # A fault inside the body is the composite's: only its own node has an origin in the user's file.
+    inner = ctx if flag is None else Context(ctx.dtypes, lambda _, fault: flag(node, fault))
+    return run_graph(inner, node.bodies[0], inputs)
+
+
+def _stacking(
+    b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
+) -> tuple[Value, ...]:
+    definition = COMPOSITES[str(node.attrs["name"])]
+    if definition.rowwise and not any(batched[i] for i in definition.shared):
+        rows = [v if i in definition.shared else batch(b, v, batched[i], k) for i, v in enumerate(inputs)]
+        return apply(b, definition.name, rows, node.attrs).outputs
+    body = node.bodies[0]
+    names = [f"x{i}" for i, flag in enumerate(batched) if flag]
+    outputs = stack_into(b, body, dict(zip(body.input_names, inputs, strict=True)), names, k)
+    return tuple(batch(b, value, flag, k) for value, flag in outputs.values())
+
+
+def _gradient(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Sequence[Value | None]:
+    paired = COMPOSITES[str(node.attrs["name"])].gradient
+    received = {f"g{i}": g for i, g in enumerate(cotangents) if g is not None}
+    # A cotangent that the paired composite has no formula for: rare, so the body's own operations answer.
+    if paired is None or not received.keys() <= set(paired.takes) or not received:
+        return gradient_of_body(b, node, cotangents)
+    named: dict[str, tuple[Value, ...]] = {"x": node.inputs}
+    named |= {f"x{i}": (v,) for i, v in enumerate(node.inputs)}
+    named |= {f"y{i}": (v,) for i, v in enumerate(node.outputs)}
+    named |= {name: (g,) for name, g in received.items()}
+    made = apply(b, paired.name, [v for name in paired.takes for v in named[name]], node.attrs)
+    found: list[Value | None] = [None] * len(node.inputs)
+    for position, value in zip(paired.gives, made.outputs, strict=True):
+        found[position] = value
+    return found
+
+
+def _sum(b: Builder, x: Value, y: Value) -> Value:
+    """x + y; of bf16 in f32, rounded once."""
+    if x.dtype == "bf16":
+        return b.cast(b.add(b.cast(x, "f32"), b.cast(y, "f32")), "bf16")
+    return b.add(x, y)
+
+
+def gradient_of_body(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Sequence[Value | None]:
+    """Cotangents of the inputs, by a reverse sweep over the body, which is copied into `b`."""
+    body = node.bodies[0]
+    made: dict[Value, Value] = dict(zip(body.inputs, node.inputs, strict=True))
+    copies: list[tuple[Node, Node]] = []
+    for inner in body.nodes:
+        if inner.op == "input":
+            continue
+        copy = b.node(inner.op, [made[v] for v in inner.inputs], inner.attrs, inner.bodies)
+        made.update(zip(inner.outputs, copy.outputs, strict=True))
+        copies.append((inner, copy))
+    found: dict[Value, Value] = {}
+
+    def add(value: Value, contribution: Value | None) -> None:
+        if contribution is not None:
+            before = found.get(value)
+            found[value] = contribution if before is None else _sum(b, before, contribution)
+
+    for value, cotangent in zip(body.output_values, cotangents, strict=True):
+        add(value, cotangent)
+    active = {v for v in body.inputs if v.type.is_float}
+    for inner, _ in copies:
+        if any(v in active for v in inner.inputs):
+            active.update(inner.outputs)
+    for inner, copy in reversed(copies):
+        received = [found.get(v) for v in inner.outputs]
+        if all(g is None for g in received) or inner.outputs[0] not in active:
+            continue
+        rule = OPS[inner.op].gradient
+        if rule is None:
+            raise TypeFault(f"`{inner.op}` has no gradient", "E-TYPE-009")
+        for value, contribution in zip(inner.inputs, rule(b, copy, received), strict=True):
+            if value in active:
+                add(value, contribution)
+    return tuple(found.get(v) for v in body.inputs)
+
+
+def _cost(node: Node) -> Cost:
+    flops = sum(OPS[inner.op].cost(inner).flops for inner in node.bodies[0].nodes)
+    return Cost(flops, bytes_moved(node))
+
+
+register(
+    OpDef(
+        name="composite",
+        doc="A named subgraph: its one body, applied to the inputs, is its whole meaning.",
+        work=Work.EXPAND,
+        params={"name": "which composite", "…": "its own parameters"},
+        type_rule=_type,
+        meaning=_meaning,
+        stacking=_stacking,
+        gradient=_gradient,
+        cost=_cost,
+        samples=(),
+    )
+)

@@ -1,0 +1,396 @@
+"""Elementwise operations: the work shape Map. All inputs have one shape; broadcasting is a node of its own.
+
+bf16 never reaches arithmetic: the elaborator writes casts, so each rounding is a node that one can see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.graph import Attrs, Graph, Node, Value
+from sexpgpu.ir.opdef import Array, Context, Into, OpDef, Sample, Work, no_gradient, register
+from sexpgpu.ir.ops.rules import map_stacking
+from sexpgpu.ir.types import DTYPES, TensorType, TypeFault
+
+ARITHMETIC = ("f32", "f64", "i32", "i64")
+FLOAT = ("f32", "f64")
+INTEGER = ("i32", "i64")
+ANY = DTYPES
+TWO_OVER_ROOT_PI = 1.1283791670955126
+
+F = TensorType("f32", (3, 4))
+I = TensorType("i32", (3, 4))
+B = TensorType("bool", (3, 4))
+
+Ufunc = Callable[..., Any]
+Local = Callable[[Builder, Node, Value], Sequence[Value | None]]
+
+
+def _same_type(name: str, arity: int, dtypes: Sequence[str], result: str | None) -> Callable[..., tuple[TensorType, ...]]:
+    def rule(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
+        if len(types) != arity:
+            raise TypeFault(f"`{name}` takes {arity} operands, not {len(types)}", "E-CALL-002")
+        first = types[0]
+        if first.dtype not in dtypes:
+            raise TypeFault(f"`{name}` takes {' or '.join(dtypes)}, not {first.dtype}", "E-TYPE-001")
+        for other in types[1:]:
+            if other.dtype != first.dtype:
+                raise TypeFault(f"`{name}` of {first} and {other}: dtypes differ", "E-TYPE-001")
+            if other.shape != first.shape:
+                raise TypeFault(f"`{name}` of {first} and {other}: shapes differ")
+        return (first if result is None else first.with_dtype(result),)
+
+    return rule
+
+
+def _meaning(ufunc: Ufunc) -> Callable[[Context, Node, Sequence[Array]], Array]:
+    def meaning(ctx: Context, node: Node, inputs: Sequence[Array]) -> Array:
+        with np.errstate(all="ignore"):
+            return np.asarray(ufunc(*inputs)).astype(ctx.dtype(node.types[0]), copy=False)
+
+    return meaning
+
+
+def _into(ufunc: Ufunc) -> Into:
+    def into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+        with np.errstate(all="ignore"):
+            ufunc(*inputs, out=outs[0])
+
+    return into
+
+
+def _gradient(local: Local) -> Callable[[Builder, Node, Sequence[Value | None]], Sequence[Value | None]]:
+    def rule(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Sequence[Value | None]:
+        (g,) = cotangents
+        if g is None or not node.types[0].is_float:
+            return (None,) * len(node.inputs)
+        return local(b, node, g)
+
+    return rule
+
+
+def _define(
+    name: str,
+    doc: str,
+    ufunc: Ufunc,
+    arity: int,
+    dtypes: Sequence[str],
+    local: Local | None,
+    *,
+    result: str | None = None,
+    ranges: Sequence[tuple[float, float]] = (),
+    samples: Sequence[Sample] = (),
+) -> None:
+    defaults = [Sample((t,) * arity, ranges=tuple(ranges)) for t in (F, I, B) if t.dtype in dtypes]
+    register(
+        OpDef(
+            name=name,
+            doc=doc,
+            work=Work.MAP,
+            type_rule=_same_type(name, arity, dtypes, result),
+            meaning=_meaning(ufunc),
+            into=_into(ufunc) if isinstance(ufunc, np.ufunc) else None,
+            stacking=map_stacking,
+            gradient=no_gradient if local is None else _gradient(local),
+            samples=tuple(samples) or tuple(defaults),
+        )
+    )
+
+
+def _x(node: Node) -> Value:
+    return node.inputs[0]
+
+
+def _guarded(b: Builder, g: Value, slope: Value) -> Value:
+    """The cotangent times a slope, 0 where the cotangent is 0 even if the slope is infinite."""
+    return b.op("mul-or-zero", g, slope)
+
+
+# Arithmetic.
+
+_define("add", "x + y, elementwise; integers wrap.", np.add, 2, ARITHMETIC, lambda b, n, g: (g, g))
+_define("sub", "x − y, elementwise; integers wrap.", np.subtract, 2, ARITHMETIC, lambda b, n, g: (g, b.neg(g)))
+_define(
+    "mul", "x · y, elementwise; integers wrap.", np.multiply, 2, ARITHMETIC,
+    lambda b, n, g: (b.mul(g, n.inputs[1]), b.mul(g, n.inputs[0])),
+)  # fmt: skip
+_define("neg", "−x, elementwise.", np.negative, 1, ARITHMETIC, lambda b, n, g: (b.neg(g),))
+
+
+def _mul_or_zero(x: Array, y: Array) -> Array:
+    product = np.asarray(x * y)
+    wrong = np.isnan(product)
+    if wrong.any():
+        product[wrong & (x == 0)] = 0
+    return product
+
+
+_define(
+    "mul-or-zero",
+    "x · y, and 0 wherever x is 0 whatever y is: how a cotangent meets a slope that may be infinite.",
+    _mul_or_zero, 2, FLOAT,
+    lambda b, n, g: (b.op("mul-or-zero", g, n.inputs[1]), b.op("mul-or-zero", g, n.inputs[0])),
+)  # fmt: skip
+
+
+def _div_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
+    x, y = n.inputs
+    by_y = _guarded(b, g, b.div(b.like(1.0, y), y))
+    return by_y, b.neg(_guarded(b, by_y, n.outputs[0]))
+
+
+_define(
+    "div", "x / y, elementwise, of floats.", np.divide, 2, FLOAT, _div_gradient, ranges=((-2, 2), (0.5, 2)),
+)  # fmt: skip
+
+
+def _floor_division(ufunc: np.ufunc) -> Callable[[Context, Node, Sequence[Array]], Array]:
+    def meaning(ctx: Context, node: Node, inputs: Sequence[Array]) -> Array:
+        x, y = inputs
+        zero = y == 0
+        if ctx.flag is not None and np.any(zero):
+            ctx.flag(node, "division of an integer by zero")
+        with np.errstate(all="ignore"):
+            return np.where(zero, 0, ufunc(x, np.where(zero, 1, y))).astype(ctx.dtype(node.types[0]), copy=False)
+
+    return meaning
+
+
+for _name, _ufunc, _doc in (
+    ("quotient", np.floor_divide, "⌊x / y⌋, elementwise, of integers; 0 and a flag where y is 0."),
+    ("rem", np.remainder, "x − y·⌊x / y⌋, elementwise, of integers: the sign is y's; 0 and a flag where y is 0."),
+):
+    register(
+        OpDef(
+            name=_name,
+            doc=_doc,
+            work=Work.MAP,
+            type_rule=_same_type(_name, 2, INTEGER, None),
+            meaning=_floor_division(_ufunc),
+            stacking=map_stacking,
+            gradient=no_gradient,
+            samples=(Sample((I, I), ranges=((-9, 9), (1, 5))), Sample((I, I), ranges=((-9, 9), (-5, 0)))),
+        )
+    )
+
+
+def _pow_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
+    x, y = n.inputs
+    slope_x = b.mul(y, b.op("pow", x, b.sub(y, b.like(1.0, y))))
+    positive = b.op("gt", x, b.like(0.0, x))
+    log_x = b.where(positive, b.op("log", b.where(positive, x, b.like(1.0, x))), b.like(0.0, x))
+    return _guarded(b, g, slope_x), _guarded(b, g, b.mul(n.outputs[0], log_x))
+
+
+_define("pow", "x to the power y, elementwise, of floats.", np.power, 2, FLOAT, _pow_gradient, ranges=((0.5, 2), (-2, 2)))
+
+
+def _pick_side(op: str) -> Local:
+    def local(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
+        first = b.op("eq", n.inputs[0], n.outputs[0])
+        zero = b.like(0.0, g)
+        return b.where(first, g, zero), b.where(first, zero, g)
+
+    return local
+
+
+_define("minimum", "The smaller of x and y, NaN if either is. The gradient goes to x where they tie.",
+        np.minimum, 2, ARITHMETIC, _pick_side("minimum"))  # fmt: skip
+_define("maximum", "The larger of x and y, NaN if either is. The gradient goes to x where they tie.",
+        np.maximum, 2, ARITHMETIC, _pick_side("maximum"))  # fmt: skip
+_define("abs", "|x|.", np.abs, 1, ARITHMETIC, lambda b, n, g: (b.mul(g, b.op("sign", _x(n))),), ranges=((0.2, 2),))
+_define("sign", "−1, 0 or 1.", np.sign, 1, ARITHMETIC, None)
+
+# Functions of one float.
+
+_define("exp", "e to the x.", np.exp, 1, FLOAT, lambda b, n, g: (_guarded(b, g, n.outputs[0]),))
+_define(
+    "expm1", "e to the x, less 1, exact near 0.", np.expm1, 1, FLOAT,
+    lambda b, n, g: (_guarded(b, g, b.add(n.outputs[0], b.like(1.0, g))),),
+)  # fmt: skip
+_define(
+    "log", "Natural logarithm.", np.log, 1, FLOAT,
+    lambda b, n, g: (_guarded(b, g, b.div(b.like(1.0, g), _x(n))),), ranges=((0.3, 3),),
+)  # fmt: skip
+_define(
+    "log1p", "Natural logarithm of 1 + x, exact near 0.", np.log1p, 1, FLOAT,
+    lambda b, n, g: (_guarded(b, g, b.div(b.like(1.0, g), b.add(b.like(1.0, g), _x(n)))),), ranges=((-0.5, 3),),
+)  # fmt: skip
+_define(
+    "sqrt", "Square root.", np.sqrt, 1, FLOAT,
+    lambda b, n, g: (_guarded(b, g, b.div(b.like(0.5, g), n.outputs[0])),), ranges=((0.3, 3),),
+)  # fmt: skip
+
+
+def _rsqrt(x: Array, out: Array | None = None) -> Array:
+    root = np.sqrt(x, out=out)
+    return np.divide(x.dtype.type(1), root, out=out)
+
+
+def _rsqrt_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
+    y = n.outputs[0]
+    return (_guarded(b, g, b.scale(b.mul(y, b.mul(y, y)), -0.5)),)
+
+
+_define("rsqrt", "1 / √x.", _rsqrt, 1, FLOAT, _rsqrt_gradient, ranges=((0.3, 3),))
+
+
+def _tanh_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
+    y = n.outputs[0]
+    return (b.mul(g, b.sub(b.like(1.0, g), b.mul(y, y))),)
+
+
+_define("tanh", "Hyperbolic tangent.", np.tanh, 1, FLOAT, _tanh_gradient)
+
+
+def _sigmoid(x: Array) -> Array:
+    return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
+
+
+def _sigmoid_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
+    y = n.outputs[0]
+    return (b.mul(g, b.mul(y, b.sub(b.like(1.0, g), y))),)
+
+
+_define("sigmoid", "1 / (1 + e to the −x).", _sigmoid, 1, FLOAT, _sigmoid_gradient)
+
+
+def erf(x: Array) -> Array:
+    """The error function in double precision: series below 3, continued fraction above.
+
+    Source: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.6 and 7.1.14.
+    """
+    z = np.abs(np.asarray(x, np.float64))
+    small = np.minimum(z, 3.0)
+    term = small.copy()
+    total = small.copy()
+    for n in range(1, 60):
+        term = term * 2 * small * small / (2 * n + 1)
+        total = total + term
+    series = TWO_OVER_ROOT_PI * np.exp(-small * small) * total
+    large = np.maximum(z, 3.0)
+    fraction = large.copy()
+    for n in range(60, 0, -1):
+        fraction = large + n / 2 / fraction
+    tail = 1 - np.exp(-large * large) / (fraction * np.sqrt(np.pi))
+    return np.sign(x) * np.where(z < 3, series, tail)
+
+
+def _erf_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
+    bell = b.op("exp", b.neg(b.mul(_x(n), _x(n))))
+    return (b.mul(g, b.scale(bell, TWO_OVER_ROOT_PI)),)
+
+
+_define("erf", "Error function.", erf, 1, FLOAT, _erf_gradient)
+_define("sin", "Sine.", np.sin, 1, FLOAT, lambda b, n, g: (b.mul(g, b.op("cos", _x(n))),))
+_define("cos", "Cosine.", np.cos, 1, FLOAT, lambda b, n, g: (b.neg(b.mul(g, b.op("sin", _x(n)))),))
+_define("floor", "Largest whole number at most x.", np.floor, 1, FLOAT, None, ranges=((0.1, 0.9),))
+_define("ceil", "Smallest whole number at least x.", np.ceil, 1, FLOAT, None, ranges=((0.1, 0.9),))
+_define("round", "Nearest whole number, halves to even.", np.round, 1, FLOAT, None, ranges=((0.6, 1.4),))
+_define(
+    "stop-gradient", "x, with a gradient of zero.", np.positive, 1, ARITHMETIC, None,
+    samples=(Sample((F,), differentiable=False),),
+)  # fmt: skip
+
+# Comparisons and logic.
+
+for _name, _ufunc, _doc in (
+    ("eq", np.equal, "x = y."),
+    ("ne", np.not_equal, "x ≠ y."),
+    ("lt", np.less, "x < y."),
+    ("le", np.less_equal, "x ≤ y."),
+    ("gt", np.greater, "x > y."),
+    ("ge", np.greater_equal, "x ≥ y."),
+):
+    _define(_name, f"Whether {_doc}", _ufunc, 2, (*ARITHMETIC, "bool"), None, result="bool")
+_define("and", "Both.", np.logical_and, 2, ("bool",), None)
+_define("or", "Either.", np.logical_or, 2, ("bool",), None)
+_define("not", "The opposite.", np.logical_not, 1, ("bool",), None)
+_define("is-finite", "Whether x is neither infinite nor NaN.", np.isfinite, 1, FLOAT, None, result="bool")
+
+
+def _where_type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
+    if len(types) != 3:
+        raise TypeFault(f"`where` takes a test and two values, not {len(types)} operands", "E-CALL-002")
+    test, x, y = types
+    if test.dtype != "bool":
+        raise TypeFault(f"the test of `where` is {test}, not bool", "E-TYPE-001")
+    if x.dtype != y.dtype:
+        raise TypeFault(f"`where` chooses between {x} and {y}: dtypes differ", "E-TYPE-001")
+    if not test.shape == x.shape == y.shape:
+        raise TypeFault(f"`where` of {test}, {x} and {y}: shapes differ")
+    return (x,)
+
+
+def _where_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
+    test, zero = n.inputs[0], b.like(0.0, g)
+    return None, b.where(test, g, zero), b.where(test, zero, g)
+
+
+def _where_into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+    test, x, y = inputs
+    (out,) = outs
+    if np.shares_memory(out, test) or np.may_share_memory(out, x):
+        out[...] = np.where(test, x, y)
+        return
+    np.copyto(out, y)
+    np.copyto(out, x, where=test)
+
+
+register(
+    OpDef(
+        name="where",
+        doc="x where the test holds, else y, elementwise.",
+        work=Work.MAP,
+        type_rule=_where_type,
+        meaning=lambda ctx, node, inputs: np.where(*inputs),
+        into=_where_into,
+        stacking=map_stacking,
+        gradient=_gradient(_where_gradient),
+        samples=(Sample((B, F, F)), Sample((B, I, I))),
+    )
+)
+
+
+def _cast_type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
+    dtype = str(attrs["dtype"])
+    if dtype not in DTYPES:
+        raise TypeFault(f"there is no dtype {dtype}", "E-TYPE-001")
+    return (types[0].with_dtype(dtype),)
+
+
+def _cast(ctx: Context, node: Node, inputs: Sequence[Array]) -> Array:
+    (out,) = node.types
+    with np.errstate(all="ignore"):
+        return inputs[0].astype(ctx.dtype(out))
+
+
+def _cast_into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+    with np.errstate(all="ignore"):
+        np.copyto(outs[0], inputs[0], casting="unsafe")
+
+
+register(
+    OpDef(
+        name="cast",
+        doc="x in another dtype: floats round to nearest even, floats to integers truncate towards zero.",
+        work=Work.MAP,
+        params={"dtype": "the dtype of the result"},
+        type_rule=_cast_type,
+        meaning=_cast,
+        into=_cast_into,
+        stacking=map_stacking,
+        gradient=_gradient(lambda b, n, g: (b.cast(g, n.inputs[0].dtype) if n.inputs[0].type.is_float else None,)),
+        samples=(
+            Sample((F,), {"dtype": "i32"}),
+            Sample((F,), {"dtype": "bf16"}, differentiable=False),
+            Sample((I,), {"dtype": "f32"}),
+            Sample((B,), {"dtype": "f32"}),
+            Sample((TensorType("bf16", (5,)),), {"dtype": "f32"}, differentiable=False),
+        ),
+    )
+)

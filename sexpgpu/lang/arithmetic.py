@@ -1,0 +1,236 @@
+"""Elementwise meaning of the operators: folding of numbers, host scalars, promotion of literals, broadcasting.
+
+One entry, `arithmetic`, decides by its operands: all numbers fold; a host scalar among numbers stays on the host;
+a tensor among them records nodes. bf16 operands are cast up, computed in f32, and the result is cast down: every
+rounding is a node.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from functools import reduce as fold
+from typing import TYPE_CHECKING, Any
+
+from sexpgpu.ir.graph import Value
+from sexpgpu.ir.types import TypeFault
+from sexpgpu.lang.trace import SCALAR_F64
+from sexpgpu.lang.values import HostScalar, Weighted, kind_of
+
+if TYPE_CHECKING:
+    from sexpgpu.lang.elaborator import Elaborator
+
+BINARY = {
+    "+": "add", "-": "sub", "*": "mul", "/": "div", "quotient": "quotient", "rem": "rem", "pow": "pow",
+    "minimum": "minimum", "maximum": "maximum",
+    "=": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "and": "and", "or": "or",
+}  # fmt: skip
+"""Operators of two operands and the IR operation of each."""
+
+UNARY = {
+    "neg": "neg", "abs": "abs", "sign": "sign", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p",
+    "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf", "sin": "sin", "cos": "cos",
+    "floor": "floor", "ceil": "ceil", "round": "round", "is-finite": "is-finite", "not": "not",
+}  # fmt: skip
+"""Functions of one operand and the IR operation of each."""
+
+FLOAT_ONLY = frozenset(UNARY) - {"neg", "abs", "sign", "not"}
+COMPARISONS = frozenset(("=", "!=", "<", "<=", ">", ">="))
+
+
+def _exact_division(x: float | int, y: float | int) -> float | int:
+    if y == 0:
+        raise TypeFault("division by zero", "E-TYPE-008")
+    if isinstance(x, int) and isinstance(y, int):
+        if x % y:
+            raise TypeFault(f"{x} / {y} is not a whole number", "E-TYPE-008",
+                            f"(quotient {x} {y}) rounds down; (/ {x}.0 {y}) is a float")  # fmt: skip
+        return x // y
+    return x / y
+
+
+def _whole(function: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
+    def apply(x: Any, y: Any) -> Any:
+        if not isinstance(x, int) or not isinstance(y, int):
+            raise TypeFault("`quotient` and `rem` take integers", "E-TYPE-001", "(floor (/ x y)) for floats")
+        if y == 0:
+            raise TypeFault("division by zero", "E-TYPE-008")
+        return function(x, y)
+
+    return apply
+
+
+def _power(x: Any, y: Any) -> Any:
+    result = x**y
+    if isinstance(result, complex):
+        raise TypeFault(f"{x} to the power {y} is no real number", "E-TYPE-008")
+    return result
+
+
+NUMBER_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _exact_division,
+    "quotient": _whole(operator.floordiv), "rem": _whole(operator.mod), "pow": _power, "minimum": min, "maximum": max,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
+}  # fmt: skip
+NUMBER_UNARY: dict[str, Callable[[Any], Any]] = {
+    "neg": operator.neg, "abs": abs, "sign": lambda x: (x > 0) - (x < 0), "exp": math.exp, "expm1": math.expm1,
+    "log": math.log, "log1p": math.log1p, "sqrt": math.sqrt, "rsqrt": lambda x: 1 / math.sqrt(x), "tanh": math.tanh,
+    "sigmoid": lambda x: 0.5 * (1 + math.tanh(0.5 * x)), "erf": math.erf, "sin": math.sin, "cos": math.cos,
+    "floor": math.floor, "ceil": math.ceil, "round": round, "is-finite": math.isfinite,
+}  # fmt: skip
+
+
+def is_number(value: Any) -> bool:
+    """An elaboration integer or float."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def arithmetic(el: Elaborator, op: str, args: Sequence[Any]) -> Any:
+    """`op` of one or two operands, by what they are. Raises TypeFault or DiagnosticError."""
+    if any(isinstance(a, Weighted) for a in args):
+        return _weighted(el, op, args)
+    if any(isinstance(a, Value) for a in args):
+        return _tensor(el, op, args)
+    if any(isinstance(a, HostScalar) for a in args):
+        return _host(el, op, args)
+    if any(isinstance(a, tuple) for a in args) and op not in ("=", "!="):
+        el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}",
+                help="a vector is taken apart by a pattern [a b], or walked by (for [x v] …)")  # fmt: skip
+    return _fold(el, op, args)
+
+
+def _fold(el: Elaborator, op: str, args: Sequence[Any]) -> Any:
+    if op in ("=", "!="):
+        same = args[0] == args[1] and isinstance(args[0], bool) == isinstance(args[1], bool)
+        return same == (op == "=")
+    if op == "not":
+        if not isinstance(args[0], bool):
+            el.fail("E-TYPE-006", f"`not` of {kind_of(args[0])}")
+        return not args[0]
+    for arg in args:
+        if not is_number(arg):
+            el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}")
+    try:
+        return NUMBER_BINARY[op](*args) if len(args) == 2 else NUMBER_UNARY[op](*args)
+    except (ValueError, OverflowError, ZeroDivisionError):
+        el.fail("E-TYPE-008", f"`{op}` of {' and '.join(f'{a:g}' for a in args)} is no finite number")
+
+
+def _host(el: Elaborator, op: str, args: Sequence[Any]) -> HostScalar:
+    if op in ("quotient", "rem"):
+        el.fail("E-TYPE-001", f"`{op}` takes integers; {kind_of(args[0])} is a float", help="(floor (/ step n))")
+    b = el.schedule.builder
+    values = []
+    for arg in args:
+        if isinstance(arg, HostScalar):
+            values.append(arg.value)
+        elif is_number(arg):
+            values.append(b.constant(float(arg), SCALAR_F64))
+        elif isinstance(arg, bool):
+            values.append(b.constant(arg, SCALAR_F64.with_dtype("bool")))
+        else:
+            el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}")
+    return HostScalar(b.op((BINARY if len(args) == 2 else UNARY)[op], *values))
+
+
+def _weighted(el: Elaborator, op: str, args: Sequence[Any]) -> Weighted:
+    weights = {a.weight for a in args if isinstance(a, Weighted)}
+    if op not in ("+", "-", "*", "/", "neg"):
+        el.fail("E-TYPE-006", f"`{op}` of a weighted value", help="`weighted` values are added and scaled only")
+    if len(weights) > 1:
+        el.fail("E-TYPE-006", f"`{op}` of two values whose weights differ",
+                help="make each a scalar first and weigh the result once: (weighted V W)")  # fmt: skip
+    value = arithmetic(el, op, [a.value if isinstance(a, Weighted) else a for a in args])
+    if value.shape != ():
+        el.fail("E-TYPE-006", f"a weighted value is a scalar, not {value.type}")
+    return Weighted(value, weights.pop())
+
+
+def common_dtype(el: Elaborator, op: str, args: Sequence[Any]) -> str:
+    """The one dtype of the tensors among `args`."""
+    tensors = [a for a in args if isinstance(a, Value)]
+    first = tensors[0]
+    for other in tensors[1:]:
+        if other.dtype != first.dtype:
+            raise TypeFault(f"`{op}` of {first.type} and {other.type}: dtypes differ", "E-TYPE-001",
+                            f"(cast x {first.dtype}) makes them agree")  # fmt: skip
+    return first.dtype
+
+
+def _tensor(el: Elaborator, op: str, args: Sequence[Any]) -> Value:
+    b = el.require_trace().builder
+    dtype = common_dtype(el, op, args)
+    name = (BINARY if len(args) == 2 else UNARY)[op]
+    if op == "/" and dtype not in ("f32", "bf16"):
+        raise TypeFault(f"`/` divides floats, not {dtype}", "E-TYPE-001", "(quotient x y), or (cast x f32) first")
+    if op in FLOAT_ONLY and dtype not in ("f32", "bf16"):
+        raise TypeFault(f"`{op}` takes floats, not {dtype}", "E-TYPE-001", "(cast x f32) first")
+    values = broadcast_together(el, op, [el.tensor(a, dtype) for a in args])
+    if dtype != "bf16":
+        return b.op(name, *values)
+    result = b.op(name, *[b.cast(v, "f32") for v in values])
+    return b.cast(result, "bf16") if result.dtype == "f32" else result
+
+
+def broadcast_together(el: Elaborator, op: str, values: Sequence[Value]) -> list[Value]:
+    """The values stretched to one shape by the language's rule."""
+    shape = fold(lambda s, v: _joint(op, s, v.shape, values), values[1:], values[0].shape)
+    return [broadcast_to(el, v, shape) for v in values]
+
+
+def _joint(op: str, a: tuple[int, ...], c: tuple[int, ...], values: Sequence[Value]) -> tuple[int, ...]:
+    if a == c or not c:
+        return a
+    if not a:
+        return c
+    if len(a) == len(c):
+        if all(m == n or 1 in (m, n) for m, n in zip(a, c, strict=True)):
+            return tuple(n if m == 1 else m for m, n in zip(a, c, strict=True))
+    else:
+        short, long = sorted((a, c), key=len)
+        if long[len(long) - len(short) :] == short:
+            return long
+    types = " and ".join(str(v.type) for v in values)
+    raise TypeFault(f"`{op}` of {types}: shapes do not fit", "E-TYPE-002",
+                    "equal ranks stretch sizes of 1; a shorter shape must be the tail of the longer: (rearrange …)")  # fmt: skip
+
+
+def broadcast_to(el: Elaborator, value: Value, shape: tuple[int, ...]) -> Value:
+    """`value` stretched to `shape`; its sizes of 1 repeat, its missing leading axes too."""
+    if value.shape == shape:
+        return value
+    b = el.require_trace().builder
+    offset = len(shape) - value.rank
+    kept = [i for i, n in enumerate(value.shape) if n == shape[i + offset]]
+    if len(kept) != value.rank:
+        value = b.reshape(value, [value.shape[i] for i in kept])
+    return b.broadcast(value, shape, [i + offset for i in kept])
+
+
+def where(el: Elaborator, test: Any, x: Any, y: Any) -> Any:
+    """`(where TEST X Y)`, elementwise; between numbers that depend on `step` it stays on the host."""
+    if isinstance(test, HostScalar) and not isinstance(x, Value) and not isinstance(y, Value):
+        b = el.schedule.builder
+        sides = [v.value if isinstance(v, HostScalar) else b.constant(float(v), SCALAR_F64) for v in (x, y)]
+        return HostScalar(b.op("where", test.value, *sides))
+    if isinstance(test, bool):
+        el.fail("E-TYPE-006", "the test of `where` is known while the file is read", help="use (if TEST A B)")
+    return host_where(el, test, x, y)
+
+
+def host_where(el: Elaborator, test: Any, x: Any, y: Any) -> Any:
+    """A choice by a tensor test or by a host boolean."""
+    if isinstance(x, tuple) and isinstance(y, tuple) and len(x) == len(y):
+        return tuple(host_where(el, test, a, c) for a, c in zip(x, y, strict=True))
+    b = el.require_trace().builder
+    if isinstance(test, HostScalar):
+        number = el.schedule.builder.cast(test.value, "f64")
+        fed = el.require_trace().host(number)
+        test = b.op("ne", fed, b.like(0.0, fed))
+    sides = [v for v in (x, y) if isinstance(v, Value)]
+    dtype = common_dtype(el, "where", sides) if sides else ("f32" if float in (type(x), type(y)) else None)
+    if not isinstance(test, Value) or test.dtype != "bool":
+        el.fail("E-TYPE-001", f"the test of `where` is {kind_of(test)}, not a bool tensor", help="(> x 0)")
+    values = broadcast_together(el, "where", [test, el.tensor(x, dtype), el.tensor(y, dtype)])
+    return b.op("where", *values)

@@ -1,0 +1,92 @@
+"""`product` and `conv`: the operations that `(with :compute bf16 …)` touches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from string import ascii_letters
+from typing import Any
+
+from sexpgpu.ir.graph import Value
+from sexpgpu.ir.types import TypeFault
+from sexpgpu.lang.builtins.registry import builtin
+from sexpgpu.lang.elaborator import Elaborator
+from sexpgpu.lang.notation import parse_product
+from sexpgpu.lang.values import kind_of
+
+
+def _operands(el: Elaborator, op: str, values: Sequence[Value]) -> list[Value]:
+    """Operands in the dtype of the computation: cast under `:compute`, else equal."""
+    trace = el.require_trace()
+    compute = trace.ambient.compute
+    if compute is not None and all(v.type.is_float for v in values):
+        return [trace.builder.cast(v, compute) for v in values]
+    for other in values[1:]:
+        if other.dtype != values[0].dtype:
+            raise TypeFault(f"`{op}` of {values[0].type} and {other.type}: dtypes differ", "E-TYPE-001",
+                            "(with :compute bf16 …) casts the operands of products, or (cast x f32)")  # fmt: skip
+    return list(values)
+
+
+@builtin("product")
+def product(el: Elaborator, notation: Any, *operands: Any) -> Value:
+    if not isinstance(notation, str):
+        el.fail("E-TYPE-006", f'`product` takes its notation first: (product "a b, b c -> a c" x y), not {kind_of(notation)}')
+    given = [el.tensor(v) for v in operands]
+    axes = parse_product(notation, [v.shape for v in given])
+    b = el.require_trace().builder
+    values = _operands(el, "product", given)
+    letters = {name: ascii_letters[i] for i, name in enumerate(dict.fromkeys(n for names in axes.operands for n in names))}
+    if len(letters) > len(ascii_letters):
+        el.fail("E-TYPE-004", "a product has at most 52 axes")
+    result, names = values[0], axes.operands[0]
+    if len(values) == 1:
+        spare = [i for i, n in enumerate(names) if n not in axes.result]
+        kept = [n for n in names if n in axes.result]
+        summed = b.sum(b.cast(result, "f32") if result.dtype == "bf16" else result, spare)
+        result = b.transpose(summed, [kept.index(n) for n in axes.result])
+        return b.cast(result, given[0].dtype)
+    for index in range(1, len(values)):
+        later = {n for more in axes.operands[index + 1 :] for n in more} | set(axes.result)
+        right = axes.operands[index]
+        joint = dict.fromkeys((*names, *right))
+        out = axes.result if index == len(values) - 1 else tuple(n for n in joint if n in later)
+        spec = "".join(letters[n] for n in names) + "," + "".join(letters[n] for n in right)
+        left = b.cast(result, values[index].dtype)
+        result = b.product(spec + "->" + "".join(letters[n] for n in out), left, values[index])
+        names = out
+    return b.cast(result, given[0].dtype) if given[0].type.is_float else result
+
+
+def _per_axis(el: Elaborator, value: Any, rank: int) -> tuple[int, ...]:
+    if isinstance(value, tuple):
+        if len(value) != rank:
+            el.fail("E-TYPE-005", f"{len(value)} values for {rank} spatial axes")
+        return tuple(el.size(v) for v in value)
+    return (el.size(value),) * rank
+
+
+@builtin("conv")
+def conv(
+    el: Elaborator, x: Any, kernel: Any, *, stride: Any = 1, pad: Any = 0, dilation: Any = 1, groups: Any = 1
+) -> Value:
+    x, kernel = el.tensor(x), el.tensor(kernel)
+    rank = x.rank - 2
+    if rank < 1 or rank > 3 or kernel.rank != x.rank:
+        el.fail("E-TYPE-002", f"`conv` takes x (batch spatial… channels) and a kernel (spatial… in out), not {x.type} and "
+                f"{kernel.type}")  # fmt: skip
+    lows = highs = _per_axis(el, pad, rank) if not _pairs(pad) else ()
+    if _pairs(pad):
+        lows = tuple(el.size(low) for low, _ in pad)
+        highs = tuple(el.size(high) for _, high in pad)
+    b = el.require_trace().builder
+    left, right = _operands(el, "conv", [x, kernel])
+    result = b.op(
+        "conv", left, right,
+        stride=_per_axis(el, stride, rank), low=lows, high=highs, dilation=_per_axis(el, dilation, rank),
+        input_dilation=(1,) * rank, groups=el.size(groups),
+    )  # fmt: skip
+    return b.cast(result, x.dtype)
+
+
+def _pairs(pad: Any) -> bool:
+    return isinstance(pad, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in pad)

@@ -1,0 +1,59 @@
+"""Random draws. Bits depend on the seed, the phase, the microbatch, and the path of the call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sexpgpu.ir.graph import Value
+from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.arithmetic import broadcast_to
+from sexpgpu.lang.builtins.registry import builtin
+from sexpgpu.lang.elaborator import Elaborator
+from sexpgpu.lang.patterns import type_value
+
+
+def _draw(el: Elaborator, op: str, callee: str, shape: tuple[int, ...]) -> Value:
+    bound = el.bound
+    return el.require_trace().draw(op, f"{callee}={bound}" if bound else callee, shape)
+
+
+def _float_type(el: Elaborator, type: Any) -> TensorType:
+    wanted = type_value(el, type)
+    if wanted.dtype not in ("f32", "bf16"):
+        el.fail("E-TYPE-001", f"a draw of floats has no type {wanted}", help="(f32 …)")
+    return wanted
+
+
+@builtin("random-normal")
+def random_normal(el: Elaborator, type: Any) -> Value:
+    wanted = _float_type(el, type)
+    return el.require_trace().builder.cast(_draw(el, "random-normal", "random-normal", wanted.shape), wanted.dtype)
+
+
+@builtin("random-uniform")
+def random_uniform(el: Elaborator, type: Any) -> Value:
+    wanted = _float_type(el, type)
+    return el.require_trace().builder.cast(_draw(el, "random-uniform", "random-uniform", wanted.shape), wanted.dtype)
+
+
+@builtin("bernoulli")
+def bernoulli(el: Elaborator, p: Any, type: Any) -> Value:
+    """True with probability p; of the shape of a type or tensor."""
+    shape = type_value(el, type).shape
+    b = el.require_trace().builder
+    draw = _draw(el, "random-uniform", "bernoulli", shape)
+    chance = broadcast_to(el, b.cast(el.tensor(p, "f32") if not isinstance(p, Value) else p, "f32"), shape)
+    return b.op("lt", draw, chance)
+
+
+@builtin("categorical")
+def categorical(el: Elaborator, logits: Any) -> Value:
+    """One index a row, i32, with probabilities softmax(logits), by the Gumbel maximum."""
+    logits = el.tensor(logits)
+    if logits.rank < 1 or not logits.type.is_float:
+        el.fail("E-TYPE-006", f"`categorical` takes rows of float logits, not {logits.type}")
+    b = el.require_trace().builder
+    wide = b.cast(logits, "f32")
+    draw = b.op("maximum", _draw(el, "random-uniform", "categorical", logits.shape), b.like(2.0**-25, wide))
+    gumbel = b.neg(b.op("log", b.neg(b.op("log", draw))))
+    return b.op("argmax", b.add(wide, gumbel), axis=logits.rank - 1)

@@ -1,0 +1,36 @@
+"""The table of operations and the decorator that fills it from a Python signature.
+
+Positional parameters are the operation's operands, keyword-only ones its keywords (`_` for `-`), `*values` any number.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from sexpgpu.lang.values import Builtin
+
+BUILTINS: dict[str, Builtin] = {}
+
+
+def builtin(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function (elaborator first) under `names`."""
+
+    def enter(function: Callable[..., Any]) -> Callable[..., Any]:
+        parameters = list(inspect.signature(function).parameters.values())[1:]
+        plain = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        for name in names:
+            assert name not in BUILTINS, name
+            BUILTINS[name] = Builtin(
+                name,
+                function,
+                tuple(p.name.replace("_", "-") for p in plain),
+                any(p.kind is p.VAR_POSITIONAL for p in parameters),
+                frozenset(p.name.replace("_", "-") for p in parameters if p.kind is p.KEYWORD_ONLY),
+                any(p.kind is p.VAR_KEYWORD for p in parameters),
+                sum(p.default is p.empty for p in plain),
+            )
+        return function
+
+    return enter

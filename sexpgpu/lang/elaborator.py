@@ -1,0 +1,477 @@
+"""The evaluator: walks forms, computes elaboration values, records tensors in the current trace.
+
+Flow: `load` evaluates the top level, `tracing` applies metrics, optimizers and generators under a `Trace`.
+Special forms are in `special`, operations in `builtins`; both are tables of plain functions that take the
+elaborator first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
+
+from sexpgpu.data import Dataset
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
+from sexpgpu.ir.graph import Origin, Value
+from sexpgpu.ir.types import TensorType, TypeFault
+from sexpgpu.lang.patterns import bind_pattern, match_type
+from sexpgpu.lang.scope import POISON, Lazy, Poisoned, Scope
+from sexpgpu.lang.trace import Schedule, Trace, World
+from sexpgpu.lang.values import (
+    WILD,
+    Builtin,
+    DataHandle,
+    DType,
+    Function,
+    HostScalar,
+    OptimizerDefinition,
+    OptimizerRule,
+    Parameter,
+    Weighted,
+    kind_of,
+)
+from sexpgpu.source import Span
+from sexpgpu.syntax import Boolean, Float, Form, Integer, Keyword, List, String, Symbol, Vector
+
+MAX_DEPTH = 256
+LIBRARY = "std/"
+"""Sources of the library are named `std/…`; a user's file never is, since users' paths are shown as given."""
+
+Special = Any
+T = TypeVar("T")
+
+
+class Elaborator:
+    """Evaluates forms in scopes. `trace` is the graph being recorded, None at the top level."""
+
+    def __init__(self, specials: dict[str, Special]) -> None:
+        self.world = World()
+        self.trace: Trace | None = None
+        self.specials = specials
+        self.stack: list[Span] = []
+        self.depth = 0
+        self.bound: str | None = None
+        self.used: set[str] = set()
+        self.warnings: list[Diagnostic] = []
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.world.schedule
+
+    # Faults.
+
+    def fail(
+        self, code: str, message: str, span: Span | None = None, *, help: str = "", labels: Sequence[Label] = ()
+    ) -> NoReturn:
+        """Raise the diagnostic, blaming the innermost form of the user's own files."""
+        raise DiagnosticError(self.diagnostic(code, message, span, help=help, labels=labels))
+
+    def diagnostic(
+        self, code: str, message: str, span: Span | None = None, *, help: str = "", labels: Sequence[Label] = ()
+    ) -> Diagnostic:
+        places = [*self.stack, span] if span is not None else list(self.stack)
+        own = [place for place in places if not place.source.name.startswith(LIBRARY)]
+        blamed = own[-1] if own else (places[-1] if places else None)
+        notes: list[str] = []
+        hidden = [place for place in places if place.source.name.startswith(LIBRARY)]
+        if hidden and own and places and places[-1] is not blamed:
+            notes.append(f"inside the library, at {hidden[-1]}")
+        callers = [place for place in own[:-1] if blamed is not None and not _contains(place, blamed)]
+        notes += [f"called from {place}" for place in reversed(callers[-3:])]
+        return Diagnostic(code, message, blamed, tuple(labels), (help,) if help else (), tuple(notes))
+
+    @contextmanager
+    def faults_at(self, span: Span) -> Iterator[None]:
+        """Turn a TypeFault of the block into a diagnostic at `span`."""
+        try:
+            yield
+        except TypeFault as fault:
+            self.fail(fault.code, fault.message, span, help=fault.help)
+
+    def located(self, make: Callable[[], T]) -> T:
+        """What `make` gives; faults of data, which know no file, are placed at the form under evaluation."""
+        try:
+            return make()
+        except DiagnosticError as error:
+            place = self.diagnostic("E-DATA-001", "").span
+            raise DiagnosticError([replace(d, span=d.span or place) for d in error.diagnostics]) from None
+
+    # Evaluation.
+
+    def eval(self, form: Form, scope: Scope) -> Any:
+        """The value of `form`. Raises DiagnosticError; Poisoned for uses of a failed definition."""
+        match form:
+            case List():
+                return self._eval_list(form, scope)
+            case Symbol():
+                return self.lookup(form, scope)
+            case Integer() | Float() | Boolean() | String():
+                return form.value
+            case Vector():
+                return tuple([self.eval(item, scope) for item in form.items])
+            case Keyword():
+                self.fail("E-FORM-001", f"the keyword `:{form.name}` stands where a value is expected", form.span)
+
+    def lookup(self, symbol: Symbol, scope: Scope) -> Any:
+        name = symbol.name
+        try:
+            value = scope.lookup(name)
+        except KeyError:
+            if name in self.specials:
+                self.fail("E-FORM-001", f"`{name}` is a form, not a value: write ({name} …)", symbol.span)
+            near = nearest(name, [*scope.visible(), *self.specials])
+            self.fail("E-NAME-001", f"nothing is called `{name}`", symbol.span,
+                      help=f"`{near}` is a near name" if near else "")  # fmt: skip
+        self.used.add(name)
+        if isinstance(value, Lazy):
+            value = self._force(name, value, symbol, scope)
+        if value is POISON:
+            raise Poisoned
+        if isinstance(value, Ambient):
+            return value.read(self, symbol.span)
+        return value
+
+    def _force(self, name: str, lazy: Lazy, symbol: Symbol, scope: Scope) -> Any:
+        holder = scope.holder(name)
+        assert holder is not None
+        if lazy.busy:
+            self.fail("E-NAME-001", f"the definition of `{name}` needs `{name}` itself", symbol.span)
+        lazy.busy = True
+        trace, self.trace = self.trace, None
+        try:
+            value = lazy.compute()
+            holder.names[name] = value
+            return value
+        except (DiagnosticError, Poisoned):
+            holder.names[name] = POISON
+            raise
+        finally:
+            lazy.busy = False
+            self.trace = trace
+
+    def _eval_list(self, form: List, scope: Scope) -> Any:
+        if not form.items:
+            self.fail("E-FORM-001", "an empty form `()` has no value", form.span)
+        head = form.items[0]
+        bound, self.bound = self.bound, None
+        if isinstance(head, Symbol) and head.name in self.specials and scope.holder(head.name) is None:
+            self.stack.append(form.span)
+            try:
+                with self.faults_at(form.span):
+                    return self.specials[head.name](self, form, scope)
+            finally:
+                self.stack.pop()
+        function = self.eval(head, scope)
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {}
+        name: tuple[str, ...] | None = None
+        rest = form.items[1:]
+        takes_name = isinstance(function, Function) and any(p.keyword and p.name == "name" for p in function.parameters)
+        index = 0
+        while index < len(rest):
+            item = rest[index]
+            if not isinstance(item, Keyword):
+                positional.append(self.eval(item, scope))
+                index += 1
+                continue
+            if index + 1 == len(rest) or isinstance(rest[index + 1], Keyword):
+                self.fail("E-FORM-001", f"`:{item.name}` has no value after it", item.span)
+            if item.name in keywords:
+                self.fail("E-FORM-003", f"`:{item.name}` is given twice", item.span)
+            if item.name == "name" and not takes_name:
+                name = self.path_name(rest[index + 1], scope)
+            else:
+                keywords[item.name] = self.eval(rest[index + 1], scope)
+            index += 2
+        self.stack.append(form.span)
+        try:
+            return self.apply(function, positional, keywords, form.span, name=name, bound=bound)
+        finally:
+            self.stack.pop()
+
+    def eval_body(self, body: Sequence[Form], scope: Scope) -> Any:
+        """The value of the last form; the forms before it are there for their effects."""
+        for form in body[:-1]:
+            value = self.eval(form, scope)
+            if value is not None:
+                self.fail("E-FORM-001", f"the value of this form, {kind_of(value)}, is dropped", form.span,
+                          help="only effects such as `measure` and `set-state` stand before the last form of a body")  # fmt: skip
+        return self.eval(body[-1], scope)
+
+    def path_name(self, form: Form, scope: Scope) -> tuple[str, ...]:
+        """The parts of a path: `up` is itself, `(block i)` evaluates what follows the head, a string is split."""
+        match form:
+            case Symbol():
+                return tuple(form.name.split("."))
+            case String():
+                return tuple(form.value.split("."))
+            case List() if form.items and isinstance(form.items[0], Symbol):
+                parts = [form.items[0].name]
+                for item in form.items[1:]:
+                    value = self.eval(item, scope)
+                    if not isinstance(value, int | str) or isinstance(value, bool):
+                        self.fail("E-TYPE-006", f"a path is made of names and integers, not {kind_of(value)}", item.span)
+                    parts.append(str(value))
+                return tuple(parts)
+        self.fail("E-FORM-001", "a path is a name, a string or a form such as (block i)", form.span)
+
+    # Calls.
+
+    def apply(
+        self,
+        function: Any,
+        positional: Sequence[Any],
+        keywords: dict[str, Any],
+        span: Span,
+        *,
+        name: tuple[str, ...] | None = None,
+        bound: str | None = None,
+    ) -> Any:
+        """Call `function`. name: the `:name` of the call; bound: the name its value is bound to."""
+        match function:
+            case Builtin():
+                return self._apply_builtin(function, positional, keywords, span, bound)
+            case Function():
+                return self._apply_function(function, positional, keywords, span, name, bound)
+            case DType():
+                if keywords:
+                    self.fail("E-FORM-003", "a type takes no keywords", span)
+                return TensorType(function.name, tuple(self.size(p, span) for p in positional))
+            case OptimizerDefinition():
+                return self._bind_optimizer(function, positional, keywords, span)
+            case Value() | HostScalar():
+                self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span,
+                          help="elements are read with (gather x i) or (slice x a b)")  # fmt: skip
+        self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span)
+
+    def _apply_builtin(
+        self, builtin: Builtin, positional: Sequence[Any], keywords: dict[str, Any], span: Span, bound: str | None
+    ) -> Any:
+        if len(positional) < builtin.num_required or (
+            len(positional) > len(builtin.positional) and not builtin.variadic
+        ):
+            wanted = " ".join(builtin.positional) + (" …" if builtin.variadic else "")
+            self.fail("E-CALL-002", f"`{builtin.name}` takes ({builtin.name} {wanted}), but got {len(positional)} values",
+                      span)  # fmt: skip
+        if not builtin.any_keyword:
+            for key in keywords:
+                if key not in builtin.keywords:
+                    near = nearest(key, builtin.keywords)
+                    known = ", ".join(f":{k}" for k in sorted(builtin.keywords)) or "none"
+                    self.fail("E-FORM-003", f"`{builtin.name}` has no keyword `:{key}`", span,
+                              help=f"`:{near}` is a near name" if near else f"its keywords: {known}")  # fmt: skip
+        trace = self.trace
+        with self.faults_at(span):
+            if trace is None:
+                return builtin.call(self, *positional, **{k.replace("-", "_"): v for k, v in keywords.items()})
+            before = trace.builder.origin
+            trace.builder.origin = Origin(span, "called from" if before.span else "", before if before.span else None)
+            self.bound = bound
+            try:
+                return builtin.call(self, *positional, **{k.replace("-", "_"): v for k, v in keywords.items()})
+            finally:
+                self.bound = None
+                trace.builder.origin = before
+
+    def bind(
+        self,
+        name: str,
+        parameters: Sequence[Parameter],
+        positional: Sequence[Any],
+        keywords: dict[str, Any],
+        scope: Scope,
+        span: Span,
+    ) -> Scope:
+        """A new scope inside `scope` with `parameters` bound; checks arity, keywords and types."""
+        local = Scope(scope)
+        plain = [p for p in parameters if not p.keyword]
+        if len(positional) != len(plain):
+            shape = " ".join([name, *(p.name for p in plain)])
+            self.fail("E-CALL-002", f"`{name}` takes {_count(len(plain), 'value')} ({shape}), but got {len(positional)}",
+                      span)  # fmt: skip
+        known = {p.name for p in parameters if p.keyword}
+        for key in keywords:
+            if key not in known:
+                near = nearest(key, known)
+                listed = ", ".join(f":{k}" for k in sorted(known)) or "none"
+                self.fail("E-FORM-003", f"`{name}` has no keyword `:{key}`", span,
+                          help=f"`:{near}` is a near name" if near else f"its keywords: {listed}")  # fmt: skip
+        given = iter(positional)
+        for parameter in parameters:
+            if not parameter.keyword:
+                value = next(given)
+            elif parameter.name in keywords:
+                value = keywords[parameter.name]
+            elif parameter.default is None:
+                self.fail("E-FORM-004", f"`{name}` needs `:{parameter.name}`", span)
+            else:
+                value = self.eval(parameter.default, local)
+            if parameter.type is not None:
+                label = Label(parameter.span, "declared here") if parameter.span else None
+                value = match_type(self, parameter.name, parameter.type, value, local, span, label)
+            bind_pattern(self, parameter.pattern, value, local)
+        return local
+
+    def _apply_function(
+        self,
+        function: Function,
+        positional: Sequence[Any],
+        keywords: dict[str, Any],
+        span: Span,
+        name: tuple[str, ...] | None,
+        bound: str | None,
+    ) -> Any:
+        self.depth += 1
+        if self.depth > MAX_DEPTH:
+            self.depth = 0
+            self.fail("E-CALL-004", f"calls are nested deeper than {MAX_DEPTH}; `{function.name}` calls itself for ever",
+                      span, help="end the recursion with an `if` on an elaboration value")  # fmt: skip
+        try:
+            trace = self.trace
+            if trace is None:
+                local = self.bind(function.name, function.parameters, positional, keywords, function.scope, span)
+                return self.eval_body(function.body, local)
+            label = ".".join(name) if name else f"{function.name}={bound}" if bound else function.name
+            draws = (*trace.draws, label)
+            before = trace.builder.origin
+            trace.builder.origin = Origin(span, "called from" if before.span else "", before if before.span else None)
+            try:
+                if not function.model:
+                    with trace.inside(trace.scope + (name or ()), draws):
+                        local = self.bind(function.name, function.parameters, positional, keywords, function.scope, span)
+                        return self.eval_body(function.body, local)
+                root = trace.scope + name if name else (function.name,)
+                with trace.model_call(), trace.inside(root, draws):
+                    local = self.bind(function.name, function.parameters, positional, keywords, function.scope, span)
+                    return self.eval_body(function.body, local)
+            finally:
+                trace.builder.origin = before
+        finally:
+            self.depth = max(0, self.depth - 1)
+
+    def _bind_optimizer(
+        self, definition: OptimizerDefinition, positional: Sequence[Any], keywords: dict[str, Any], span: Span
+    ) -> OptimizerRule:
+        if positional:
+            self.fail("E-CALL-002", f"the optimizer `{definition.name}` takes keywords only, such as :rate", span)
+        options = [p for p in definition.parameters if p.keyword]
+        local = self.bind(definition.name, options, (), keywords, definition.scope, span)
+        return OptimizerRule(definition, dict(local.names), span)
+
+    # Conversions that operations share.
+
+    def require_trace(self) -> Trace:
+        """The current trace; a fault at the top level, where there are no tensors."""
+        if self.trace is None:
+            self.fail("E-TYPE-006", "a tensor is made at the top level, where there are only numbers",
+                      help="move it into a function, a model or a metric")  # fmt: skip
+        return self.trace
+
+    def tensor(self, value: Any, dtype: str | None = None) -> Value:
+        """`value` as a tensor: numbers and vectors of numbers become constants, of `dtype` or their natural one."""
+        if isinstance(value, Value):
+            return value
+        trace = self.require_trace()
+        match value:
+            case HostScalar():
+                fed = trace.host(value.value)
+                return fed if dtype in (None, "f32", "bf16") else trace.builder.cast(fed, dtype)
+            case bool() | int() | float():
+                return trace.builder.constant(*self.literal(value, dtype))
+            case tuple():
+                leaves, shape = self._leaves(value)
+                if leaves and all(isinstance(v, Value) for v in leaves):
+                    self.fail("E-TYPE-006", "a vector of tensors is not a tensor", help="(stack […]) or (concat […])")
+                kinds = {self.literal(v, dtype)[1].dtype for v in leaves} or {dtype or "f32"}
+                chosen = dtype or ("f32" if "f32" in kinds else kinds.pop())
+                type = TensorType(chosen, shape)
+                return trace.builder.literal([self.literal(v, chosen)[0] for v in leaves], type)
+            case DataHandle() | Dataset():
+                self.fail("E-TYPE-006", f"{kind_of(value)} is not a tensor",
+                          help="a loader reads it; its fields are the metric's parameters")  # fmt: skip
+            case Weighted():
+                self.fail("E-TYPE-006", "a weighted value is not a tensor", help="only a metric or `measure` takes it")
+        self.fail("E-TYPE-006", f"{kind_of(value)} stands where a tensor is expected")
+
+    def literal(self, value: Any, dtype: str | None) -> tuple[float | int | bool, TensorType]:
+        """A number as the element of a constant: checked against the dtype it must take."""
+        if isinstance(value, bool):
+            if dtype not in (None, "bool"):
+                self.fail("E-TYPE-001", f"{kind_of(value)} stands beside {dtype}", help="(cast x f32)")
+            return value, TensorType("bool", ())
+        if isinstance(value, int):
+            chosen = dtype or "i32"
+            if chosen == "bool":
+                self.fail("E-TYPE-001", f"{kind_of(value)} stands beside a bool tensor", help="(cast x i32)")
+            if chosen == "i32" and not -(2**31) <= value < 2**31:
+                self.fail("E-TYPE-001", f"{value} does not fit i32", help="(cast x i64)")
+            return (value if chosen in ("i32", "i64") else float(value)), TensorType(chosen, ())
+        if isinstance(value, float):
+            if dtype in ("i32", "i64", "bool"):
+                self.fail("E-TYPE-001", f"the float {value:g} stands beside a tensor of {dtype}", help="(cast x f32)")
+            return value, TensorType(dtype or "f32", ())
+        self.fail("E-TYPE-006", f"{kind_of(value)} stands where a number is expected")
+
+    def _leaves(self, value: Any) -> tuple[list[Any], tuple[int, ...]]:
+        if not isinstance(value, tuple):
+            return [value], ()
+        if not value:
+            return [], (0,)
+        parts = [self._leaves(v) for v in value]
+        if any(shape != parts[0][1] for _, shape in parts):
+            self.fail("E-TYPE-006", "a vector whose parts differ in size is not a tensor")
+        return [leaf for leaves, _ in parts for leaf in leaves], (len(value), *parts[0][1])
+
+    def size(self, value: Any, span: Span | None = None) -> int:
+        """A non-negative elaboration integer: a size or a count."""
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+            return value
+        if isinstance(value, float) and value.is_integer() and value >= 0:
+            return int(value)
+        self.fail("E-TYPE-006", f"{kind_of(value)} stands where a size is expected", span)
+
+    def integer(self, value: Any, what: str = "an integer") -> int:
+        """An elaboration integer."""
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+            self.fail("E-TYPE-006", f"{kind_of(value)} stands where {what} is expected")
+        return int(value)
+
+    def axis(self, value: Any, rank: int) -> int:
+        """An axis of a tensor of `rank`, negative from the end."""
+        axis = self.integer(value, "an axis")
+        if not -rank <= axis < rank:
+            self.fail("E-TYPE-005", f"axis {axis} of a tensor that has {_count(rank, 'axis', 'axes')}")
+        return axis % rank
+
+    def axes(self, value: Any, rank: int) -> tuple[int, ...]:
+        """Axes from an integer, a vector of them, or none (all)."""
+        if value is None:
+            return tuple(range(rank))
+        found = [self.axis(v, rank) for v in (value if isinstance(value, tuple) else (value,))]
+        if len(set(found)) != len(found):
+            self.fail("E-TYPE-005", f"axis {max(found, key=found.count)} is named twice")
+        return tuple(sorted(found))
+
+
+class Ambient:
+    """A name whose value depends on where it is read: `step`, `training`."""
+
+    def __init__(self, read: Any) -> None:
+        self._read = read
+
+    def read(self, el: Elaborator, span: Span) -> Any:
+        """The value as seen from where `el` is."""
+        return self._read(el, span)
+
+
+def _contains(outer: Span, inner: Span) -> bool:
+    return outer.source is inner.source and outer.start <= inner.start and inner.end <= outer.end
+
+
+def _count(n: int, one: str, many: str = "") -> str:
+    return f"{n} {one}" if n == 1 else f"{n} {many or one + 's'}"
+
+
+__all__ = ["WILD", "Elaborator"]

@@ -1,0 +1,180 @@
+"""The experiment: everything that a file says, elaborated. Data only.
+
+Flow: `load.load_experiment` makes it; `train.phases` turns it into a `Program`, `train.loop` follows its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sexpgpu.data import Dataset, Loader
+from sexpgpu.diagnostics import Diagnostic
+from sexpgpu.ir.graph import Graph, Value
+from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.trace import Initialised, Schedule
+from sexpgpu.source import Span
+
+DEFAULT_MICROBATCHES = 1
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureInfo:
+    """A series of an objective: `train/PATH` or `eval/NAME/PATH`. Its graph outputs are `measure:PATH` and, where it
+    is weighted, `measure-weight:PATH`. after: a graph from `x` to `y`, applied to the folded value."""
+
+    path: str
+    reduce: str
+    every: int
+    weighted: bool
+    after: Graph | None
+
+
+@dataclass(frozen=True, slots=True)
+class StateRule:
+    """How a state moves: the fold over microbatches, and the graph from `old` and `seen` to `new` (None: seen)."""
+
+    name: str
+    reduce: str
+    using: Graph | None
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """A metric elaborated for one loader, training or not.
+
+    graph: inputs `slot:…`, `feed:batch.FIELD`, `feed:host.N`, `feed:stream`; outputs `value`, `weight`,
+    `measure:…`, `state:…` (what this microbatch proposes for a state).
+    """
+
+    name: str
+    graph: Graph
+    measures: tuple[MeasureInfo, ...]
+    states: tuple[StateRule, ...]
+    fields: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LeafRule:
+    """An optimizer's rule for one type of leaf.
+
+    graph: inputs `p`, `g`, `state:NAME`, `feed:host.N`; outputs `p`, `state:NAME`.
+    initial: for each state its graph from `p` to `value`.
+    """
+
+    name: str
+    graph: Graph
+    initial: tuple[tuple[str, TensorType, Graph], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """One update of a step: an objective, the parameters it moves, a rule for each."""
+
+    name: str
+    loader: str | None
+    objective: Objective
+    rules: Mapping[str, LeafRule]
+    clip: float | Value | None
+    times: int
+    every: int
+    span: Span
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """Metrics over batches of a loader. batches: None is one whole epoch."""
+
+    name: str
+    loader: str
+    batches: int | None
+    objectives: tuple[Objective, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratorGraphs:
+    """A generator elaborated for given keys.
+
+    start: outputs `carry:I`; trip: inputs `slot:generate.NAME/I`, `feed:trip`, outputs `carry:I` and `emit:I`.
+    num_trips 0: there is no trip, and the outputs of `start` are the value.
+    """
+
+    name: str
+    start: Graph
+    trip: Graph | None
+    num_trips: int
+    carries: tuple[tuple[str, TensorType], ...]
+    num_emitted: int
+    axis: int
+    show: str | None
+    prompt: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DiagnosticRule:
+    """A series per parameter or group. graph: inputs `p`, `g`, `new`; output `value`; one graph per parameter."""
+
+    name: str
+    graphs: Mapping[str, Graph]
+    groups: Mapping[str, str]
+    reduce: str
+    after: Graph | None
+    every: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something due at step 1, multiples of `every` and the last step."""
+
+    every: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRule:
+    """When to save, and how many to keep. every None: at the end only."""
+
+    every: int | None = None
+    keep: int = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """`defrun`: what a step does and what happens around it."""
+
+    name: str
+    updates: tuple[Update, ...]
+    microbatches: int
+    steps: int
+    seed: int
+    on_nonfinite: str
+    evaluate: tuple[Event, ...]
+    generate: tuple[Event, ...]
+    diagnose: tuple[DiagnosticRule, ...]
+    checkpoint: CheckpointRule
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A file, elaborated with one variant and its overrides."""
+
+    path: str
+    text: str
+    overrides: Mapping[str, str]
+    run: Run
+    parameters: Mapping[str, Initialised]
+    states: Mapping[str, Initialised]
+    loaders: Mapping[str, Loader]
+    datasets: Mapping[str, Dataset]
+    evaluations: Mapping[str, Evaluation]
+    generators: Mapping[str, GeneratorGraphs]
+    schedule: Schedule
+    variants: tuple[str, ...]
+    warnings: tuple[Diagnostic, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of all parameters."""
+        return sum(p.type.size for p in self.parameters.values())

@@ -1,0 +1,526 @@
+"""From a file to an `Experiment`: read, declare, override, elaborate, trace. Collects the errors of each phase.
+
+Flow: `cli` calls `load_experiment`; `check` calls it once per variant.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sexpgpu.data import Loader, Rows, Windows
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
+from sexpgpu.ir.graph import Value
+from sexpgpu.ir.types import DTYPES
+from sexpgpu.lang.builtins import BUILTINS
+from sexpgpu.lang.elaborator import Ambient, Elaborator
+from sexpgpu.lang.experiment import (
+    CheckpointRule,
+    DiagnosticRule,
+    Evaluation,
+    Event,
+    Experiment,
+    GeneratorGraphs,
+    LeafRule,
+    Objective,
+    Run,
+    Update,
+)
+from sexpgpu.lang.patterns import parse_parameters
+from sexpgpu.lang.scope import Lazy, Poisoned, Scope
+from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
+from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare
+from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
+from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
+from sexpgpu.source import Source, Span
+from sexpgpu.syntax import Form, List, String, Symbol, load_source
+
+RECURSION_LIMIT = 20_000
+"""Python frames for 256 nested calls of the language, each of which takes a few dozen."""
+
+
+def _step(el: Elaborator, span: Span) -> HostScalar:
+    return HostScalar(el.schedule.step)
+
+
+def _training(el: Elaborator, span: Span) -> bool:
+    if el.trace is None:
+        el.fail("E-TYPE-006", "`training` is known inside a metric or a generator only", span)
+    return el.trace.ambient.training
+
+
+def _base_scope() -> Scope:
+    names: dict[str, Any] = dict(BUILTINS)
+    names.update({name: DType(name) for name in DTYPES if name != "f64"})
+    names.update(none=None, pi=math.pi, inf=math.inf, nan=math.nan, _=WILD)
+    names["step"] = Ambient(_step)
+    names["training"] = Ambient(_training)
+    return Scope(None, names)
+
+
+@cache
+def _library_sources() -> tuple[Source, ...]:
+    folder = resources.files("sexpgpu") / "std"
+    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sx")), key=lambda f: f.name)
+    return tuple(Source(f"std/{f.name}", f.read_text("utf-8")) for f in files)
+
+
+class _Collector:
+    """Gathers the diagnostics of a phase; `attempt` runs one piece of it."""
+
+    def __init__(self) -> None:
+        self.found: list[Diagnostic] = []
+        self.poisoned = False
+
+    def attempt(self, work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except DiagnosticError as error:
+            self.found += error.diagnostics
+        except Poisoned:
+            self.poisoned = True
+        return None
+
+    def stop(self) -> None:
+        """Raise what was gathered, sorted by place, each once."""
+        if self.found:
+            unique = list(dict.fromkeys(self.found))
+            raise DiagnosticError(sorted(unique, key=_place))
+        assert not self.poisoned, "a poisoned use without an error"
+
+
+def _place(diagnostic: Diagnostic) -> tuple[str, int]:
+    span = diagnostic.span
+    return (span.source.name, span.start) if span is not None else ("", 0)
+
+
+def load_experiment(
+    path: Path | str,
+    *,
+    variant: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    run: str | None = None,
+    keys: Mapping[str, Mapping[str, str]] | None = None,
+) -> Experiment:
+    """Elaborate the file at `path`.
+
+    variant, settings: overrides of its constants. run: which `defrun`, if it has several.
+    keys: for generators by name, keywords given as text. Raises DiagnosticError with all errors of the phase.
+    """
+    source = load_source(path)
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(max(before, RECURSION_LIMIT))
+    try:
+        return _Loading(source, Path(path).parent, dict(settings or {}), variant).experiment(run, keys or {})
+    finally:
+        sys.setrecursionlimit(before)
+
+
+class _Loading:
+    """One elaboration of one file."""
+
+    def __init__(self, source: Source, base: Path, settings: dict[str, str], variant: str | None) -> None:
+        self.source = source
+        self.el = Elaborator(SPECIALS)
+        library = Module(Scope(_base_scope()), base)
+        for text in _library_sources():
+            wrong = declare(self.el, library, text)
+            assert not wrong, wrong
+        self.module = Module(Scope(library.scope), base)
+        collector = _Collector()
+        collector.found += declare(self.el, self.module, source)
+        collector.stop()
+        apply_overrides(self.el, self.module, variant, settings)
+        self.overrides = {"variant": variant or "", **settings}
+        for name, value in list(self.module.scope.names.items()):
+            if isinstance(value, Lazy):
+                collector.attempt(lambda name=name: self.el.lookup(Symbol(name, self.module.spans[name]), self.module.scope))
+        collector.stop()
+        self.el.used.clear()
+
+    # The phases of elaboration.
+
+    def experiment(self, run_name: str | None, keys: Mapping[str, Mapping[str, str]]) -> Experiment:
+        declared = self._choose_run(run_name)
+        collector = _Collector()
+        seed = collector.attempt(lambda: self._integer(declared, "seed", 0))
+        self.loaders: dict[str, Loader] = {}
+        for loader in self.module.loaders.values():
+            collector.attempt(lambda loader=loader: self._loader(loader, seed or 0))
+        collector.stop()
+        evaluations = {
+            d.name: collector.attempt(lambda d=d: self._evaluation(d)) for d in self.module.evaluations.values()
+        }
+        generators = {
+            d.name: collector.attempt(lambda d=d: self._generator(d, keys.get(d.name, {})))
+            for d in self.module.generators.values()
+        }
+        run = collector.attempt(lambda: self._run(declared, seed or 0))
+        collector.stop()
+        assert run is not None
+        return Experiment(
+            self.source.name, self.source.text, self.overrides, run, self.el.world.parameters, self.el.world.states,
+            self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
+            tuple(self.module.variants), tuple(self._warnings(run)),
+        )  # fmt: skip
+
+    def _choose_run(self, name: str | None) -> Declared:
+        runs = self.module.runs
+        if name is not None and name in runs:
+            return runs[name]
+        known = ", ".join(runs) or "none"
+        if name is not None:
+            self._fail("E-RUN-005", f"no run is called `{name}`", help=f"the runs of this file: {known}")
+        if len(runs) != 1:
+            what = "several runs" if runs else "no `defrun`"
+            remedy = f"choose one with --run: {known}" if runs else "(defrun NAME :loader L :loss M :optimizer O :steps n)"
+            self._fail("E-RUN-004", f"this file has {what}", help=remedy)
+        return next(iter(runs.values()))
+
+    def _fail(self, code: str, message: str, span: Span | None = None, *, help: str = "") -> Any:
+        self.el.stack = []
+        self.el.fail(code, message, span, help=help)
+
+    def _eval(self, form: Form) -> Any:
+        self.el.stack = []
+        return self.el.eval(form, self.module.scope)
+
+    def _integer(self, declared: Declared, key: str, default: int, least: int = 0) -> int:
+        if key not in declared.keyed:
+            return default
+        form = declared.keyed[key]
+        value = self.el.size(self._eval(form), form.span)
+        if value < least:
+            self._fail("E-TYPE-005", f"`:{key}` is at least {least}, not {value}", form.span)
+        return value
+
+    def _loader(self, declared: Declared, seed: int) -> None:
+        if len(declared.plain) != 1:
+            self._fail("E-FORM-001", "this form is (defloader NAME VIEW :batch n …)", declared.span)
+        view = self._eval(declared.plain[0])
+        if not isinstance(view, Rows | Windows):
+            self._fail("E-TYPE-006", f"{kind_of(view)} is no view of data", declared.plain[0].span,
+                       help="(rows S) or (windows S :length n)")  # fmt: skip
+        if "batch" not in declared.keyed:
+            self._fail("E-FORM-004", f"the loader `{declared.name}` needs `:batch`", declared.span)
+        batch = self._integer(declared, "batch", 1, 1)
+        shuffle = self._eval(declared.keyed["shuffle"]) if "shuffle" in declared.keyed else False
+        last = declared.keyed.get("last")
+        rule = last.name if isinstance(last, Symbol) else "drop"
+        if rule not in ("drop", "pad", "error") or (last is not None and not isinstance(last, Symbol)):
+            self._fail("E-FORM-003", "`:last` is drop, pad or error", declared.span)
+        self.el.stack = [declared.span]
+        self.loaders[declared.name] = self.el.located(
+            lambda: Loader(declared.name, view, batch, shuffle is True, rule, seed)  # type: ignore[arg-type]
+        )
+
+    def _loader_named(self, declared: Declared) -> str | None:
+        form = declared.keyed.get("loader")
+        if form is None:
+            return None
+        value = self._eval(form)
+        if not isinstance(value, Reference) or value.kind != "loader":
+            self._fail("E-TYPE-006", f"{kind_of(value)} is no loader", form.span)
+        return str(value.name)
+
+    def _metric(self, form: Form) -> Function:
+        value = self._eval(form)
+        if not isinstance(value, Function) or self.module.metrics.get(value.name) is not value:
+            self._fail("E-TYPE-006", f"{kind_of(value)} is no metric", form.span, help="(defmetric NAME (FIELD …) BODY)")
+        assert isinstance(value, Function)
+        return value
+
+    def _objective(self, form: Form, loader: str | None, training: bool, name: str) -> Objective:
+        fields = self.loaders[loader].fields if loader is not None else {}
+        metric = self._metric(form)
+        if loader is not None and self.loaders[loader].last == "pad" and all(p.name != "valid" for p in metric.parameters):
+            self._fail("E-DATA-005", f"the loader `{loader}` pads its last batch, but `{metric.name}` does not read `valid`",
+                       form.span, help="take (valid (bool _)) as a parameter and leave padded rows out")  # fmt: skip
+        return trace_objective(self.el, metric, fields, loader, training=training, name=name, span=form.span)
+
+    def _evaluation(self, declared: Declared) -> Evaluation:
+        loader = self._loader_named(declared)
+        if loader is None:
+            self._fail("E-FORM-004", f"the evaluation `{declared.name}` needs `:loader`", declared.span)
+        assert loader is not None
+        form = declared.keyed.get("batches")
+        batches: int | None = None
+        if form is not None and not (isinstance(form, Symbol) and form.name == "all"):
+            batches = self._integer(declared, "batches", 1, 1)
+        if not declared.plain:
+            self._fail("E-FORM-001", f"the evaluation `{declared.name}` names no metric", declared.span)
+        objectives = tuple(
+            self._objective(f, loader, False, f"{declared.name}.{i}") for i, f in enumerate(declared.plain)
+        )
+        return Evaluation(declared.name, loader, batches, objectives)
+
+    def _generator(self, declared: Declared, given: Mapping[str, str]) -> GeneratorGraphs:
+        if len(declared.plain) < 2 or not isinstance(declared.plain[0], List):
+            self._fail("E-FORM-001", "this form is (defgenerator NAME (ARGS, :key DEFAULT) … BODY)", declared.span)
+        head = declared.plain[0]
+        assert isinstance(head, List)
+        parameters = parse_parameters(self.el, head.items)
+        positional = [p.name for p in parameters if not p.keyword]
+        if positional:
+            self._fail("E-FORM-001", f"the generator `{declared.name}` takes `{positional[0]}` by position, which only a loss "
+                       "can give; give it a key with a default", declared.span)  # fmt: skip
+        show, dataset = self._show(declared)
+        keys: dict[str, Any] = {}
+        for name in given:
+            if name not in {p.name for p in parameters}:
+                near = nearest(name, [p.name for p in parameters])
+                self._fail("E-FORM-003", f"the generator `{declared.name}` has no key `{name}`",
+                           help=f"`{near}` is a near name" if near else "")  # fmt: skip
+        for parameter in parameters:
+            scope = Scope(self.module.scope, dict(keys))
+            self.el.stack = []
+            if parameter.default is None and parameter.name not in given:
+                self._fail("E-FORM-004", f"the generator `{declared.name}` needs `--{parameter.name}`", declared.span)
+            value = self.el.eval(parameter.default, scope) if parameter.default is not None else None
+            if parameter.name in given:
+                text = given[parameter.name]
+                if dataset is not None and (isinstance(value, tuple) or value is None):
+                    value = tuple(dataset.encode(text))
+                else:
+                    value = _number(text)
+            keys[parameter.name] = value
+        graphs = trace_generator(
+            self.el, declared.name, keys, self.module.scope, declared.keyed, declared.plain[1:], declared.span
+        )
+        return GeneratorGraphs(**{**{f: getattr(graphs, f) for f in graphs.__dataclass_fields__}, "show": show})
+
+    def _show(self, declared: Declared) -> tuple[str | None, Any]:
+        form = declared.keyed.get("show")
+        if form is None:
+            return None, None
+        if isinstance(form, Symbol) and form.name == "image" and form.name not in self.module.scope.names:
+            return "image", None
+        value = self._eval(form)
+        if not isinstance(value, DataHandle) or not hasattr(value.dataset, "decode"):
+            self._fail("E-TYPE-006", f"`:show` is a text or `image`, not {kind_of(value)}", form.span)
+        return f"text:{value.name}", value.dataset
+
+    # Updates.
+
+    def _update(self, declared: Declared, default_loader: str | None, rules: RuleTracer) -> Update:
+        loader = self._loader_named(declared) or default_loader
+        if "loss" not in declared.keyed:
+            self._fail("E-FORM-004", f"`{declared.name}` needs `:loss`", declared.span)
+        objective = self._objective(declared.keyed["loss"], loader, True, declared.name)
+        leaf_rules = self._rules(declared, objective, rules) if "optimizer" in declared.keyed else {}
+        clip = self._eval(declared.keyed["clip"]) if "clip" in declared.keyed else None
+        if isinstance(clip, HostScalar):
+            clip = clip.value
+        elif clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or clip <= 0):
+            self._fail("E-TYPE-006", f"`:clip` is a positive number, not {kind_of(clip)}", declared.keyed["clip"].span)
+        times = self._integer(declared, "times", 1, 1)
+        every = self._integer(declared, "every", 1, 1)
+        return Update(declared.name, loader, objective, leaf_rules, clip, times, every, declared.span)
+
+    def _patterns(self, form: Form | None) -> tuple[str, ...]:
+        if form is None:
+            return ("*",)
+        value = self._eval(form)
+        found = value if isinstance(value, tuple) else (value,)
+        for pattern in found:
+            if not isinstance(pattern, str):
+                self._fail("E-TYPE-006", f'`:over` takes patterns such as "net.*", not {kind_of(pattern)}', form.span)
+        return found
+
+    def _over(self, form: Form | None, names: Sequence[str]) -> list[str]:
+        patterns = self._patterns(form)
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in self.el.world.parameters):
+                near = nearest(pattern.removesuffix(".*"), {n.split(".")[0] for n in self.el.world.parameters})
+                self._fail("E-NAME-001", f"no parameter matches {pattern!r}", form.span if form else None,
+                           help=f"`{near}` is a near root" if near else f"the parameters: {_some(names)}")  # fmt: skip
+        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+
+    def _rules(self, declared: Declared, objective: Objective, rules: RuleTracer) -> dict[str, LeafRule]:
+        read = [n.removeprefix("slot:") for n in objective.graph.input_names if n.startswith("slot:")]
+        chosen = self._over(declared.keyed.get("over"), [n for n in read if n in self.el.world.parameters])
+        form = declared.keyed["optimizer"]
+        value = self._eval(form)
+        found: dict[str, LeafRule] = {}
+        for name in sorted(chosen, key=list(self.el.world.parameters).index):
+            leaf = self.el.world.parameters[name]
+            rule = value
+            if isinstance(value, Function):
+                self.el.stack = []
+                given = [name, leaf.type][: len(value.parameters)]
+                rule = self.el.apply(value, given, {}, form.span)
+            if not isinstance(rule, OptimizerRule):
+                self._fail("E-TYPE-006", f"`:optimizer` gives {kind_of(rule)} for `{name}`", form.span,
+                           help="(adamw :rate 1e-3), or (fn (path p) …) that gives one")  # fmt: skip
+            assert isinstance(rule, OptimizerRule)
+            found[name] = rules.trace(rule, leaf.type)
+        if not found:
+            self._fail("E-FORM-004", f"`{declared.name}` has an optimizer but moves no parameter", declared.span)
+        return found
+
+    def _run(self, declared: Declared, seed: int) -> Run:
+        collector = _Collector()
+        rules = RuleTracer(self.el)
+        loader = self._loader_named(declared)
+        if "updates" in declared.keyed:
+            form = declared.keyed["updates"]
+            names = self._eval(form)
+            references = names if isinstance(names, tuple) else (names,)
+            for key in ("loss", "optimizer", "over", "clip"):
+                if key in declared.keyed:
+                    self._fail("E-FORM-003", f"`:{key}` belongs to the updates, since `:updates` names them",
+                               declared.keyed[key].span)  # fmt: skip
+            for reference in references:
+                if not isinstance(reference, Reference) or reference.kind != "update":
+                    self._fail("E-TYPE-006", f"{kind_of(reference)} is no update", form.span)
+            declared_updates = [self.module.updates[r.name] for r in references]
+        else:
+            declared_updates = [declared]
+        updates = [collector.attempt(lambda d=d: self._update(d, loader, rules)) for d in declared_updates]
+        collector.stop()
+        if "steps" not in declared.keyed:
+            self._fail("E-FORM-004", "a run needs `:steps`", declared.span)
+        steps = self._integer(declared, "steps", 1, 1)
+        nonfinite = declared.keyed.get("on-nonfinite")
+        guard = nonfinite.name if isinstance(nonfinite, Symbol) else "stop"
+        if guard not in ("stop", "skip") or (nonfinite is not None and not isinstance(nonfinite, Symbol)):
+            self._fail("E-FORM-003", "`:on-nonfinite` is stop or skip", declared.span)
+        return Run(
+            declared.name, tuple(updates), self._integer(declared, "microbatches", 1, 1), steps, seed, guard,
+            self._events(declared, "evaluate", "eval", steps), self._events(declared, "generate", "generator", steps),
+            self._diagnostics(declared, updates), self._checkpoint(declared),
+        )  # fmt: skip
+
+    def _events(self, declared: Declared, key: str, kind: str, steps: int) -> tuple[Event, ...]:
+        form = declared.keyed.get(key)
+        if form is None:
+            return ()
+        value = self._eval(form)
+        found = []
+        for item in value if isinstance(value, tuple) else (value,):
+            every, what = (item.every, item.what) if isinstance(item, Due) else (steps, item)
+            for reference in what if isinstance(what, tuple) else (what,):
+                if not isinstance(reference, Reference) or reference.kind != kind:
+                    self._fail("E-TYPE-006", f"`:{key}` names {kind_of(reference)}", form.span,
+                               help=f"(every 100 NAME) of a `def{kind}`")  # fmt: skip
+                found.append(Event(every, reference.name))
+        return tuple(found)
+
+    def _checkpoint(self, declared: Declared) -> CheckpointRule:
+        form = declared.keyed.get("checkpoint")
+        if form is None:
+            return CheckpointRule()
+        value = self._eval(form)
+        if not isinstance(value, Due) or value.what is not None:
+            self._fail("E-TYPE-006", f"`:checkpoint` is (every n :keep k), not {kind_of(value)}", form.span)
+        assert isinstance(value, Due)
+        return CheckpointRule(value.every, self.el.size(value.options.get("keep", 3), form.span))
+
+    def _diagnostics(self, declared: Declared, updates: Sequence[Update]) -> tuple[DiagnosticRule, ...]:
+        form = declared.keyed.get("diagnose")
+        if form is None:
+            return ()
+        value = self._eval(form)
+        found = []
+        for reference in value if isinstance(value, tuple) else (value,):
+            if not isinstance(reference, Reference) or reference.kind != "diagnostic":
+                self._fail("E-TYPE-006", f"`:diagnose` names {kind_of(reference)}", form.span)
+            found.append(self._diagnostic(self.module.diagnostics[reference.name], updates))
+        return tuple(found)
+
+    def _diagnostic(self, declared: Declared, updates: Sequence[Update]) -> DiagnosticRule:
+        if len(declared.plain) < 2 or not isinstance(declared.plain[0], List):
+            self._fail("E-FORM-001", "this form is (defdiagnostic NAME (p g new) … BODY)", declared.span)
+        head = declared.plain[0]
+        assert isinstance(head, List)
+        function = Function(
+            declared.name, parse_parameters(self.el, head.items), declared.plain[1:], self.module.scope, declared.span
+        )
+        moved = [name for update in updates for name in update.rules]
+        names = self._over(declared.keyed.get("over"), moved)
+        groups = {name: name for name in names}
+        if "group" in declared.keyed:
+            pattern = declared.keyed["group"]
+            if not isinstance(pattern, String):
+                self._fail("E-FORM-001", '`:group` is a pattern such as "net.{i}.*"', pattern.span)
+            assert isinstance(pattern, String)
+            groups = {n: g for n in names if (g := group_of(n, pattern.value)) is not None}
+            if not groups:
+                self._fail("E-NAME-001", f"no parameter matches the group {pattern.value!r}", pattern.span)
+        reduce = declared.keyed.get("reduce")
+        reducer = reduce.name if isinstance(reduce, Symbol) else "mean"
+        if reducer not in REDUCERS:
+            self._fail("E-FORM-003", f"`:reduce` is one of {' '.join(REDUCERS)}", declared.span)
+        after = None
+        if "after" in declared.keyed:
+            after = host_function(self.el, self._eval(declared.keyed["after"]), declared.span)
+        types = {name: self.el.world.parameters[name].type for name in groups}
+        by_type = {type: trace_diagnostic(self.el, function, type) for type in dict.fromkeys(types.values())}
+        graphs = {name: by_type[type] for name, type in types.items()}
+        every = self._integer(declared, "every", 1, 1)
+        return DiagnosticRule(declared.name, graphs, groups, reducer, after, every)
+
+    # Warnings.
+
+    def _warnings(self, run: Run) -> list[Diagnostic]:
+        found = list(dict.fromkeys(self.el.warnings))
+        moved = {name for update in run.updates for name in update.rules}
+        seen = {
+            n.removeprefix("slot:") for update in run.updates for n in update.objective.graph.input_names
+        }  # fmt: skip
+        for name, parameter in self.el.world.parameters.items():
+            if name not in moved and name not in seen:
+                found.append(
+                    Diagnostic("W-PARAM-001", f"no loss reaches the parameter `{name}`", parameter.span,
+                               (Label(parameter.span, "made here"),))
+                )  # fmt: skip
+        for name, span in self.module.spans.items():
+            if name in self.el.used or name in self.module.runs or name in self.module.constants:
+                continue
+            if name in self.module.evaluations or name in self.module.generators or name in self.module.datasets:
+                continue
+            found.append(Diagnostic("W-NAME-001", f"`{name}` is defined, but nothing uses it", span))
+        return sorted(found, key=_place)
+
+
+def group_of(name: str, pattern: str) -> str | None:
+    """`net.{i}.*` on `net.block.3.w`: the part up to where the last placeholder matched; None if it does not match."""
+    import re
+
+    parts = re.split(r"(\{[\w-]+\}|\*)", pattern)
+    expression, cut = "", 0
+    for index, part in enumerate(parts):
+        if part.startswith("{"):
+            expression += "(.+?)" if index < len(parts) - 1 and parts[index + 1] else "(.+)"
+            cut = index
+        elif part == "*":
+            expression += "(.*)"
+        else:
+            expression += re.escape(part)
+    match = re.fullmatch(expression, name)
+    if match is None:
+        return None
+    count = sum(1 for part in parts[: cut + 1] if part.startswith("{") or part == "*")
+    return name[: match.end(count)] if count else pattern
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
+
+
+__all__ = ["Value", "load_experiment"]

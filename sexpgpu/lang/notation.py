@@ -1,0 +1,152 @@
+"""Axis notations: `rearrange "b t (n h d) -> n b h t d"` and `product "b t w, w o -> b t o"`."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sexpgpu.ir.types import TypeFault
+
+_TOKEN = re.compile(r"\(|\)|\.\.\.|[^\s()]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Rearrangement:
+    """A rearrangement as three movements: split axes, permute them, join them."""
+
+    split: tuple[int, ...]
+    perm: tuple[int, ...]
+    joined: tuple[int, ...]
+
+
+def _groups(text: str, notation: str) -> list[list[str]]:
+    """`b (n h) 1 ...` as [['b'], ['n', 'h'], [], ['...']]."""
+    groups: list[list[str]] = []
+    inside: list[str] | None = None
+    for token in _TOKEN.findall(text):
+        if token == "(":
+            if inside is not None:
+                raise TypeFault(f"brackets inside brackets in {notation!r}", "E-FORM-001")
+            inside = []
+        elif token == ")":
+            if inside is None:
+                raise TypeFault(f"a closing bracket too many in {notation!r}", "E-FORM-001")
+            groups.append(inside)
+            inside = None
+        elif token == "1":
+            if inside is None:
+                groups.append([])
+        elif not re.fullmatch(r"\.\.\.|[A-Za-z_][\w-]*", token):
+            raise TypeFault(f"`{token}` is no axis name in {notation!r}", "E-FORM-001")
+        elif inside is not None:
+            if token == "...":
+                raise TypeFault(f"`...` stands inside brackets in {notation!r}", "E-FORM-001")
+            inside.append(token)
+        else:
+            groups.append([token])
+    if inside is not None:
+        raise TypeFault(f"a bracket is left open in {notation!r}", "E-FORM-001")
+    names = [name for group in groups for name in group]
+    for name in names:
+        if names.count(name) > 1:
+            raise TypeFault(f"the axis `{name}` stands twice on one side of {notation!r}", "E-FORM-001")
+    return groups
+
+
+def _dots(groups: list[list[str]], extra: int) -> list[list[str]]:
+    """`...` written out as `extra` axes of its own names."""
+    found: list[list[str]] = []
+    for group in groups:
+        if group == ["..."]:
+            found += [[f"...{i}"] for i in range(extra)]
+        else:
+            found.append(group)
+    return found
+
+
+def parse_rearrange(notation: str, shape: Sequence[int], sizes: Mapping[str, int]) -> Rearrangement:
+    """The movements of `notation` for a tensor of `shape`. Raises TypeFault."""
+    if notation.count("->") != 1:
+        raise TypeFault(f'{notation!r} is no rearrangement: "axes -> axes"', "E-FORM-001")
+    left, right = (_groups(side, notation) for side in notation.split("->"))
+    extra = len(shape) - (len(left) - left.count(["..."]))
+    if extra < 0 or (extra > 0 and ["..."] not in left):
+        raise TypeFault(f"{notation!r} names {len(left)} axes, but the shape {list(shape)} has {len(shape)}")
+    left, right = _dots(left, extra), _dots(right, extra)
+    known = dict(sizes)
+    for group, size in zip(left, shape, strict=True):
+        unknown = [name for name in group if name not in known]
+        product = math.prod(known[name] for name in group if name in known)
+        if len(unknown) > 1:
+            raise TypeFault(f"the sizes of {' and '.join(unknown)} in {notation!r} are open: give `:{unknown[0]} n`")
+        if unknown:
+            if product == 0 or size % product:
+                raise TypeFault(f"an axis of {size} does not split by {product} in {notation!r}")
+            known[unknown[0]] = size // product
+        elif product != size:
+            named = f"({' '.join(group)})" if len(group) != 1 else f"`{group[0]}`"
+            raise TypeFault(f"the axis {named if group else '1'} of {notation!r} is {product}, but the tensor's is {size}")
+    names = [name for group in left for name in group]
+    wanted = [name for group in right for name in group]
+    for name in sizes:
+        if name not in names:
+            raise TypeFault(f"`:{name}` is no axis of {notation!r}", "E-FORM-003")
+    if sorted(names) != sorted(wanted):
+        odd = sorted(set(names) ^ set(wanted))
+        raise TypeFault(f"the axis `{odd[0].removesuffix('0')}` stands on one side only of {notation!r}", "E-FORM-001",
+                        "(broadcast x …) repeats an axis, (sum x :axis a) removes one")  # fmt: skip
+    return Rearrangement(
+        tuple(known[name] for name in names),
+        tuple(names.index(name) for name in wanted),
+        tuple(math.prod(known[name] for name in group) for group in right),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """A product's operands and result as tuples of axis names, `...` written out."""
+
+    operands: tuple[tuple[str, ...], ...]
+    result: tuple[str, ...]
+
+
+def parse_product(notation: str, shapes: Sequence[Sequence[int]]) -> Contraction:
+    """The axes of `notation` for operands of `shapes`; sizes checked. Raises TypeFault E-TYPE-004."""
+    if notation.count("->") != 1:
+        raise TypeFault(f'{notation!r} is no product: "axes, axes -> axes"', "E-FORM-001")
+    left, right = notation.split("->")
+    parts = left.split(",")
+    if len(parts) != len(shapes):
+        raise TypeFault(f"{notation!r} names {len(parts)} operands, but {len(shapes)} are given", "E-CALL-002")
+    operands: list[tuple[str, ...]] = []
+    num_dots = 0
+    for part, shape in zip(parts, shapes, strict=True):
+        groups = _groups(part, notation)
+        if any(len(g) != 1 for g in groups):
+            raise TypeFault(f"a product has plain axis names only: {notation!r}", "E-FORM-001", "(rearrange …) first")
+        extra = len(shape) - (len(groups) - groups.count(["..."]))
+        if extra < 0 or (extra > 0 and ["..."] not in groups):
+            raise TypeFault(f"`{part.strip()}` names {len(groups)} axes, but the operand {list(shape)} has {len(shape)}",
+                            "E-TYPE-004")  # fmt: skip
+        num_dots = max(num_dots, extra if ["..."] in groups else 0)
+        operands.append(tuple(g[0] for g in _dots(groups, extra)))
+    result = tuple(g[0] for g in _dots(_groups(right, notation), num_dots) if g)
+    sizes: dict[str, tuple[int, int]] = {}
+    for index, (names, shape) in enumerate(zip(operands, shapes, strict=True)):
+        for name, size in zip(names, shape, strict=True):
+            before = sizes.setdefault(name, (size, index))
+            if before[0] != size:
+                raise TypeFault(
+                    f"`product` joins `{name}`, which is {before[0]} in {_shown(shapes[before[1]])} and {size} in "
+                    f"{_shown(shape)}", "E-TYPE-004", f"the notation is {notation!r}",
+                )  # fmt: skip
+    for name in result:
+        if name not in sizes:
+            raise TypeFault(f"the axis `{name}` of the result is in no operand of {notation!r}", "E-TYPE-004")
+    return Contraction(tuple(operands), result)
+
+
+def _shown(shape: Sequence[int]) -> str:
+    return "(" + " ".join(map(str, shape)) + ")"

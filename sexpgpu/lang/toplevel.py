@@ -1,0 +1,294 @@
+"""Top-level forms: what a file declares. Each form is entered in a table here and evaluated when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sexpgpu.data import ArraysSpec, DataSpec, Dataset, TextSpec, TokensSpec, open_dataset
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
+from sexpgpu.lang.elaborator import Elaborator
+from sexpgpu.lang.patterns import parse_parameters
+from sexpgpu.lang.scope import Lazy, Scope
+from sexpgpu.lang.special import options
+from sexpgpu.lang.values import DataHandle, Function, OptimizerDefinition, Reference
+from sexpgpu.source import Source, Span
+from sexpgpu.syntax import Form, List, String, Symbol, read
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A form that names something for the run: its keyword parts and plain parts, not yet evaluated."""
+
+    name: str
+    span: Span
+    plain: tuple[Form, ...]
+    keyed: dict[str, Form]
+
+
+@dataclass
+class Module:
+    """One file's declarations and its scope."""
+
+    scope: Scope
+    base: Path
+    spans: dict[str, Span] = field(default_factory=dict)
+    constants: dict[str, Form] = field(default_factory=dict)
+    variants: dict[str, tuple[Span, dict[str, Form]]] = field(default_factory=dict)
+    overrides: dict[str, Form] = field(default_factory=dict)
+    metrics: dict[str, Function] = field(default_factory=dict)
+    loaders: dict[str, Declared] = field(default_factory=dict)
+    evaluations: dict[str, Declared] = field(default_factory=dict)
+    updates: dict[str, Declared] = field(default_factory=dict)
+    generators: dict[str, Declared] = field(default_factory=dict)
+    diagnostics: dict[str, Declared] = field(default_factory=dict)
+    runs: dict[str, Declared] = field(default_factory=dict)
+    datasets: dict[str, Dataset] = field(default_factory=dict)
+
+
+TopLevel = Callable[[Elaborator, Module, List], None]
+
+
+def _name(el: Elaborator, module: Module, form: List, shape: str) -> str:
+    if len(form.items) < 2 or not isinstance(form.items[1], Symbol):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    name = form.items[1].name
+    if name in module.spans:
+        el.fail("E-NAME-002", f"`{name}` is defined twice", form.items[1].span,
+                labels=[Label(module.spans[name], "defined here first")])  # fmt: skip
+    module.spans[name] = form.items[1].span
+    return name
+
+
+def _def(el: Elaborator, module: Module, form: List) -> None:
+    shape = '(def NAME VALUE) or (def NAME VALUE "doc")'
+    name = _name(el, module, form, shape)
+    if len(form.items) not in (3, 4) or (len(form.items) == 4 and not isinstance(form.items[3], String)):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    module.constants[name] = form.items[2]
+
+    def compute() -> Any:
+        el.stack = []
+        return el.eval(module.overrides.get(name, form.items[2]), module.scope)
+
+    module.scope.names[name] = Lazy(compute)
+
+
+def _defvariant(el: Elaborator, module: Module, form: List) -> None:
+    shape = "(defvariant NAME (CONSTANT VALUE) …)"
+    if len(form.items) < 2 or not isinstance(form.items[1], Symbol):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    name = form.items[1].name
+    if name in module.variants:
+        el.fail("E-NAME-002", f"the variant `{name}` is defined twice", form.items[1].span)
+    changes: dict[str, Form] = {}
+    for item in form.items[2:]:
+        match item:
+            case List(items=(Symbol() as constant, value)):
+                changes[constant.name] = value
+                _check_constant(el, module, constant.name, item.span, later=True)
+            case _:
+                el.fail("E-FORM-001", f"this form is {shape}", item.span)
+    module.variants[name] = (form.span, changes)
+
+
+def _check_constant(el: Elaborator, module: Module, name: str, span: Span | None, *, later: bool = False) -> None:
+    if later or name in module.constants:
+        return
+    near = nearest(name, module.constants)
+    known = ", ".join(module.constants) or "none"
+    el.fail("E-NAME-004", f"no constant is called `{name}`", span,
+            help=f"`{near}` is a near name" if near else f"the constants of this file: {known}")  # fmt: skip
+
+
+def _function(model: bool) -> TopLevel:
+    word = "defmodel" if model else "defn"
+
+    def top(el: Elaborator, module: Module, form: List) -> None:
+        shape = f"({word} NAME (PARAMETER …) BODY)"
+        name = _name(el, module, form, shape)
+        items = list(form.items[2:])
+        if not items or not isinstance(items[0], List):
+            el.fail("E-FORM-001", f"this form is {shape}", form.span)
+        doc = items.pop(1).value if len(items) > 2 and isinstance(items[1], String) else ""  # type: ignore[union-attr]
+        if len(items) < 2:
+            el.fail("E-FORM-001", f"`{name}` has no body: {shape}", form.span)
+        parameters = parse_parameters(el, items[0].items)
+        module.scope.names[name] = Function(name, parameters, tuple(items[1:]), module.scope, form.span, model, doc)
+
+    return top
+
+
+def _defmetric(el: Elaborator, module: Module, form: List) -> None:
+    shape = "(defmetric NAME (FIELD …) BODY)"
+    name = _name(el, module, form, shape)
+    if len(form.items) < 4 or not isinstance(form.items[2], List):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    parameters = parse_parameters(el, form.items[2].items)
+    for parameter in parameters:
+        if parameter.keyword or not isinstance(parameter.pattern, Symbol):
+            el.fail("E-FORM-001", "the parameters of a metric are fields of a loader: FIELD or (FIELD TYPE)", parameter.span)
+    metric = Function(name, parameters, form.items[3:], module.scope, form.span)
+    module.metrics[name] = metric
+    module.scope.names[name] = metric
+
+
+def _defoptimizer(el: Elaborator, module: Module, form: List) -> None:
+    shape = "(defoptimizer NAME (p g :key DEFAULT …) :state [s S0 …] BODY)"
+    name = _name(el, module, form, shape)
+    if len(form.items) < 4 or not isinstance(form.items[2], List):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    plain, keyed = options(el, form.items[3:], ("state",), "defoptimizer")
+    parameters = parse_parameters(el, form.items[2].items)
+    if sum(not p.keyword for p in parameters) != 2 or not plain:
+        el.fail("E-FORM-001", f"an optimizer takes a parameter and its gradient, then keywords: {shape}", form.span)
+    state: list[tuple[str, Form]] = []
+    if "state" in keyed:
+        from sexpgpu.lang.special import name_of, pairs
+
+        state = [(name_of(el, p, "a state"), v) for p, v in pairs(el, keyed["state"], "`:state`")]
+    module.scope.names[name] = OptimizerDefinition(name, parameters, tuple(state), tuple(plain), module.scope, form.span)
+
+
+def _defdata(el: Elaborator, module: Module, form: List) -> None:
+    shape = '(defdata NAME (text|tokens|arrays "PATH" …))'
+    name = _name(el, module, form, shape)
+    if len(form.items) != 3 or not isinstance(form.items[2], List) or not form.items[2].items:
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    source = form.items[2]
+
+    def compute() -> DataHandle:
+        el.stack = [source.span]
+        spec = _data_spec(el, source, module.scope)
+        dataset = el.located(lambda: open_dataset(spec, module.base))
+        module.datasets[name] = dataset
+        el.stack = []
+        return DataHandle(name, dataset)
+
+    module.scope.names[name] = Lazy(compute)
+
+
+def _data_spec(el: Elaborator, source: List, scope: Scope) -> DataSpec:
+    kinds = {"text": ("by",), "tokens": ("vocabulary",), "arrays": ()}
+    head = source.items[0]
+    kind = head.name if isinstance(head, Symbol) else ""
+    if kind not in kinds:
+        near = nearest(kind, kinds)
+        el.fail("E-FORM-001", f"`{head.span.text}` is no kind of data", head.span,
+                help=f"`{near}` is a near name" if near else f"the kinds: {', '.join(kinds)}")  # fmt: skip
+    plain, keyed = options(el, source.items[1:], kinds[kind], kind)
+    if len(plain) != 1:
+        el.fail("E-FORM-001", f'data is named by one path: ({kind} "PATH" …)', source.span)
+    path = el.eval(plain[0], scope)
+    if not isinstance(path, str):
+        el.fail("E-TYPE-006", "a path is a string", plain[0].span)
+    if kind == "arrays":
+        return ArraysSpec(path)
+    if kind == "tokens":
+        if "vocabulary" not in keyed:
+            el.fail("E-FORM-004", "`tokens` needs `:vocabulary`, the number of distinct ids", source.span)
+        return TokensSpec(path, el.size(el.eval(keyed["vocabulary"], scope), keyed["vocabulary"].span))
+    by = keyed.get("by")
+    if by is None:
+        return TextSpec(path)
+    match by:
+        case Symbol(name="characters"):
+            return TextSpec(path, "characters")
+        case Symbol(name="bytes"):
+            return TextSpec(path, "bytes")
+    el.fail("E-FORM-003", "`:by` is characters or bytes", by.span)
+
+
+def _declared(kind: str, table: str, allowed: Sequence[str], shape: str) -> TopLevel:
+    def top(el: Elaborator, module: Module, form: List) -> None:
+        name = _name(el, module, form, shape)
+        plain, keyed = options(el, form.items[2:], allowed, f"def{kind}")
+        getattr(module, table)[name] = Declared(name, form.span, tuple(plain), keyed)
+        module.scope.names[name] = Reference(kind, name)
+
+    return top
+
+
+UPDATE_KEYS = ("loss", "loader", "over", "optimizer", "clip", "times", "every")
+RUN_KEYS = (
+    "loader", "loss", "over", "optimizer", "clip", "updates", "microbatches", "steps", "seed", "on-nonfinite",
+    "evaluate", "generate", "diagnose", "checkpoint",
+)  # fmt: skip
+
+FORMS: dict[str, TopLevel] = {
+    "def": _def,
+    "defvariant": _defvariant,
+    "defn": _function(False),
+    "defmodel": _function(True),
+    "defmetric": _defmetric,
+    "defoptimizer": _defoptimizer,
+    "defdata": _defdata,
+    "defloader": _declared("loader", "loaders", ("batch", "shuffle", "last"), "(defloader NAME VIEW :batch n …)"),
+    "defeval": _declared(
+        "eval", "evaluations", ("loader", "batches"), "(defeval NAME :loader L :batches n METRIC …)"
+    ),
+    "defupdate": _declared("update", "updates", UPDATE_KEYS, "(defupdate NAME :loss L …)"),
+    "defgenerator": _declared(
+        "generator", "generators", ("trips", "carry", "axis", "show"), "(defgenerator NAME (ARGS) … BODY)"
+    ),
+    "defdiagnostic": _declared(
+        "diagnostic", "diagnostics", ("over", "group", "reduce", "after", "every"), "(defdiagnostic NAME (p g new) BODY)"
+    ),
+    "defrun": _declared("run", "runs", RUN_KEYS, "(defrun NAME :loss L :optimizer O …)"),
+}
+
+
+def declare(el: Elaborator, module: Module, source: Source) -> list[Diagnostic]:
+    """Enter every form of `source` in `module`; gives what was wrong, all of it."""
+    result = read(source)
+    if result.diagnostics:
+        return list(result.diagnostics)
+    found: list[Diagnostic] = []
+    for form in result.forms:
+        el.stack = []
+        try:
+            if not isinstance(form, List) or not form.items or not isinstance(form.items[0], Symbol):
+                el.fail("E-FORM-002", "a file is made of forms such as (def …) or (defmodel …)", form.span)
+            head = form.items[0].name
+            if head not in FORMS:
+                near = nearest(head, FORMS)
+                el.fail("E-FORM-002", f"`{head}` is no top-level form", form.items[0].span,
+                        help=f"`{near}` is a near name" if near else f"the forms: {', '.join(FORMS)}")  # fmt: skip
+            FORMS[head](el, module, form)
+        except DiagnosticError as error:
+            found += error.diagnostics
+    return found
+
+
+def apply_overrides(el: Elaborator, module: Module, variant: str | None, settings: dict[str, str]) -> None:
+    """Replace constants by the variant's values, then by `--set`. Raises E-NAME-003, E-NAME-004."""
+    el.stack = []
+    for span, changes in module.variants.values():
+        for name in changes:
+            _check_constant(el, module, name, span)
+    if variant is not None:
+        if variant not in module.variants:
+            near = nearest(variant, module.variants)
+            known = ", ".join(module.variants) or "none"
+            el.fail("E-NAME-003", f"no variant is called `{variant}`",
+                    help=f"`{near}` is a near name" if near else f"the variants of this file: {known}")  # fmt: skip
+        module.overrides.update(module.variants[variant][1])
+    for name, text in settings.items():
+        _check_constant(el, module, name, None)
+        module.overrides[name] = _setting(el, module, name, text)
+
+
+def _setting(el: Elaborator, module: Module, name: str, text: str) -> Form:
+    """`--set NAME=TEXT` as a form: verbatim where the file says a string, else read as an expression."""
+    source = Source(f"--set {name}", text)
+    whole = Span(source, 0, len(text))
+    if isinstance(module.constants[name], String) and not text.startswith('"'):
+        return String(text, whole)
+    result = read(source)
+    if result.diagnostics:
+        raise DiagnosticError(result.diagnostics)
+    if len(result.forms) != 1:
+        el.fail("E-NAME-004", f"`--set {name}={text}` needs one value", help=f"--set {name}=128")
+    return result.forms[0]

@@ -1,0 +1,177 @@
+"""Tracing: while an objective is elaborated, its tensors are recorded in one builder, its effects in one list.
+
+A `World` is what all traces of an experiment share: parameters, states, the schedule. A `Trace` is one graph being
+recorded, with the ambient settings and the path of the call that records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from typing import Any
+
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.graph import Graph, Value
+from sexpgpu.ir.program import FEED, SLOT
+from sexpgpu.ir.types import TensorType
+from sexpgpu.source import Span
+
+SCALAR_F32 = TensorType("f32", ())
+SCALAR_F64 = TensorType("f64", ())
+STREAM = TensorType("i64", ())
+TRIP = TensorType("i32", ())
+
+
+@dataclass(frozen=True, slots=True)
+class Initialised:
+    """A parameter or state: its slot name, type, and the graph that makes its first value (output `value`)."""
+
+    name: str
+    type: TensorType
+    initial: Graph
+    span: Span
+    lane: bool = False
+
+
+class Schedule:
+    """The graph of host scalars: f64 nodes from `step`; what tensors use of them is fed as f32."""
+
+    def __init__(self) -> None:
+        self.builder = Builder()
+        self.step = self.builder.input("step", SCALAR_F64)
+        self._names: dict[Value, str] = {}
+
+    def feed_name(self, value: Value) -> str:
+        """The feed that carries `value`: `host.0`, `host.1`, … in order of first use."""
+        return self._names.setdefault(value, f"host.{len(self._names)}")
+
+    def graph(self) -> Graph:
+        """The schedule as it stands: input `step`, an output per feed."""
+        return self.builder.graph("schedule", [(name, value) for value, name in self._names.items()], [self.step])
+
+
+@dataclass
+class World:
+    """What every trace of one experiment shares."""
+
+    schedule: Schedule = field(default_factory=Schedule)
+    parameters: dict[str, Initialised] = field(default_factory=dict)
+    states: dict[str, Initialised] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """Settings that `with` changes for the code inside it, and that calls inherit."""
+
+    compute: str | None = None
+    training: bool = True
+    weights: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A `measure`: series path, value, weight, how it folds, when it is due, and a function for the folded value."""
+
+    path: str
+    value: Value
+    weight: Value | None
+    reduce: str
+    every: int
+    after: Graph | None
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class StateSet:
+    """A `set-state`: what this microbatch proposes, how proposals fold, and how the new value is made of old and seen."""
+
+    name: str
+    value: Value
+    reduce: str
+    using: Graph | None
+    span: Span
+
+
+class Trace:
+    """One graph under construction."""
+
+    def __init__(self, world: World, ambient: Ambient, name: str) -> None:
+        self.world = world
+        self.builder = Builder()
+        self.ambient = ambient
+        self.name = name
+        self.scope: tuple[str, ...] = ()
+        self.draws: tuple[str, ...] = ()
+        self.created: dict[str, Span] = {}
+        self.measures: dict[str, Measured] = {}
+        self.state_sets: dict[str, StateSet] = {}
+        self.trip: Value | None = None
+        self.effects_refused: str | None = None
+        self.params_refused: str | None = None
+        self._sites: dict[str, int] = {}
+
+    @contextmanager
+    def changed(self, **settings: Any) -> Iterator[None]:
+        """Ambient settings changed inside the block."""
+        before, self.ambient = self.ambient, replace(self.ambient, **settings)
+        try:
+            yield
+        finally:
+            self.ambient = before
+
+    @contextmanager
+    def inside(self, scope: tuple[str, ...], draws: tuple[str, ...]) -> Iterator[None]:
+        """Another parameter path and another path of draws inside the block."""
+        before = self.scope, self.draws
+        self.scope, self.draws = scope, draws
+        try:
+            yield
+        finally:
+            self.scope, self.draws = before
+
+    @contextmanager
+    def model_call(self) -> Iterator[None]:
+        """Inside the block parameter paths are new: a path repeats only within one model call."""
+        before, self.created = self.created, {}
+        try:
+            yield
+        finally:
+            self.created = before
+
+    @contextmanager
+    def refusing(self, *, effects: str) -> Iterator[None]:
+        """No effects inside the block; `effects` says where we are."""
+        before, self.effects_refused = self.effects_refused, effects
+        try:
+            yield
+        finally:
+            self.effects_refused = before
+
+    def path(self, name: str) -> str:
+        """The full path of a parameter, state or measure called `name` here."""
+        return ".".join((*self.scope, name))
+
+    def slot(self, name: str, type: TensorType) -> Value:
+        """The contents of a slot."""
+        return self.builder.input(SLOT + name, type)
+
+    def feed(self, name: str, type: TensorType) -> Value:
+        """An argument of the call."""
+        return self.builder.input(FEED + name, type)
+
+    def host(self, scalar: Value) -> Value:
+        """A host scalar as an f32 tensor: fed once a step."""
+        return self.feed(self.world.schedule.feed_name(scalar), SCALAR_F32)
+
+    def draw(self, op: str, callee: str, shape: tuple[int, ...]) -> Value:
+        """A random tensor; its bits depend on this microbatch's stream, the trip, and the path of the call."""
+        path = "/".join((*self.draws, callee))
+        count = self._sites.get(path, 0)
+        self._sites[path] = count + 1
+        name = f"{path}#{count}" if count else path
+        site = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
+        stream = self.feed("stream", STREAM)
+        trip = self.trip if self.trip is not None else self.builder.constant(0, TRIP)
+        return self.builder.op(op, stream, trip, shape=shape, site=site)

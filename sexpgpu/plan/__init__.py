@@ -1,0 +1,1 @@
+"""Planning: order, memory and admission of a program, the same for every device."""

@@ -1,0 +1,1 @@
+"""Training: phases, step, loop, state, checkpoints, metrics, generation and evaluation."""

@@ -1,0 +1,50 @@
+"""Evaluations: metrics and measures folded over batches; nothing of the run changes."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sexpgpu.backend.protocol import Call, Session
+from sexpgpu.ir.opdef import Array
+from sexpgpu.ir.program import Program
+from sexpgpu.lang.experiment import Evaluation, Experiment
+from sexpgpu.train.faults import stop_on_faults
+from sexpgpu.train.folds import fold_measures, weighted_mean
+from sexpgpu.train.keys import stream_key
+from sexpgpu.train.schedule import HostSchedule
+
+CHUNK = 16
+"""Batches handed to the device at once."""
+
+
+def run_evaluation(
+    experiment: Experiment, program: Program, session: Session, schedule: HostSchedule, evaluation: Evaluation, step: int
+) -> dict[str, Array]:
+    """`eval/NAME/METRIC` and `eval/NAME/PATH/MEASURE`. An evaluation draws the same each time.
+
+    Raises DiagnosticError E-RUN-003.
+    """
+    loader = experiment.loaders[evaluation.loader]
+    num_batches = evaluation.batches or loader.batches_per_epoch
+    found: dict[str, Array] = {}
+    host = schedule.at(step)
+    for index, objective in enumerate(evaluation.objectives):
+        phase = program.phase(f"eval.{evaluation.name}.{index}")
+        results = []
+        for first in range(0, num_batches, CHUNK):
+            calls = []
+            for m in range(first, min(first + CHUNK, num_batches)):
+                batch = loader.batch(m, objective.fields)
+                feeds = {name: host[name] for name in phase.feeds if name in host}
+                feeds.update({f"batch.{k}": v for k, v in batch.items() if f"batch.{k}" in phase.feeds})
+                if "stream" in phase.feeds:
+                    feeds["stream"] = np.asarray(stream_key(experiment.run.seed, f"eval {evaluation.name}", m))
+                calls.append(Call(phase.name, feeds))
+            for outputs in session.run(calls).result():
+                stop_on_faults(outputs.faults, f"evaluation `{evaluation.name}` at step {step}")
+                results.append(outputs.results)
+        value, _ = weighted_mean([r["value"] for r in results], [r["weight"] for r in results])
+        found[f"eval/{evaluation.name}/{objective.name}"] = value
+        for path, measured in fold_measures(objective, results, 1, objective.measures).items():
+            found[f"eval/{evaluation.name}/{path}"] = measured
+    return found

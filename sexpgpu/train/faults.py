@@ -1,0 +1,62 @@
+"""What can go wrong while a run computes, as diagnostics."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from sexpgpu.backend.protocol import Fault
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.ir.graph import Origin
+from sexpgpu.lang.experiment import Update
+from sexpgpu.source import Span
+
+LIBRARY = "std/"
+
+
+def place(origin: Origin) -> Span | None:
+    """The innermost place in the user's own files that an origin goes back to."""
+    at: Origin | None = origin
+    while at is not None:
+        if at.span is not None and not at.span.source.name.startswith(LIBRARY):
+            return at.span
+        at = at.parent
+    return origin.span
+
+
+def stop_on_faults(faults: Sequence[Fault], when: str) -> None:
+    """Raise E-RUN-003 for run-time checks that failed."""
+    if faults:
+        raise DiagnosticError(
+            [
+                Diagnostic("E-RUN-003", f"{when}: {fault.message}", place(fault.origin),
+                           help=("check the data or the index arithmetic; nothing of this step was kept",))
+                for fault in faults[:5]
+            ]
+        )  # fmt: skip
+
+
+def zero_weight(update: Update, step: int) -> DiagnosticError:
+    """E-RUN-002: the weights of a step add up to 0."""
+    return DiagnosticError(
+        Diagnostic("E-RUN-002", f"step {step}: the weights of the loss `{update.objective.name}` add up to 0", update.span,
+                   help=("a whole step had nothing to average; look at the mask and the data",))
+    )  # fmt: skip
+
+
+def non_finite(update: Update, step: int, loss: float, bad: Sequence[str]) -> DiagnosticError:
+    """E-RUN-001: a proposal is not finite."""
+    shown = ", ".join(f"`{name}`" for name in bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
+    return DiagnosticError(
+        Diagnostic(
+            "E-RUN-001",
+            f"step {step}: `{update.name}` proposes values that are not finite for {shown}; its loss is {_shown(loss)}",
+            update.span,
+            help=("lower the rate, add `:clip 1.0`, or `:on-nonfinite skip`; the last checkpoint is from before this step",),
+        )
+    )
+
+
+def _shown(value: float) -> str:
+    return f"{value:.6g}" if np.isfinite(value) else str(value)

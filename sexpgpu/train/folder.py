@@ -1,0 +1,100 @@
+"""The run folder: where a run's checkpoints, metrics, samples and status live, and which one a resume continues.
+
+    runs/FILE/               or FILE-2, FILE-3, …: the folder of one run
+      checkpoints/  samples/  metrics.jsonl  status.json  experiment.sx
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.train.checkpoint import Checkpoint, clean, find_latest, load
+from sexpgpu.train.files import explaining
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Paths of one run."""
+
+    path: Path
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def samples(self) -> Path:
+        """The folder of generated samples."""
+        return self.path / "samples"
+
+    @property
+    def metrics(self) -> Path:
+        """The metrics stream."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def status(self) -> Path:
+        """The status file."""
+        return self.path / "status.json"
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was here before."""
+        return self.metrics.exists() or self.checkpoints.exists()
+
+
+def new_folder(stem: str, out: Path | None, root: Path) -> RunFolder:
+    """A fresh folder: `out`, or the first of `root`/STEM, STEM-2, … that is free. Raises E-IO-001."""
+    if out is not None:
+        folder = RunFolder(out)
+        if folder.exists:
+            raise DiagnosticError(
+                Diagnostic("E-IO-002", f"{out} holds a run already",
+                           help=("--resume latest continues it; another --out begins anew",))
+            )  # fmt: skip
+    else:
+        folder = next(f for n in range(1, 100_000) if not (f := RunFolder(root / _numbered(stem, n))).path.exists())
+    with explaining("make the run folder", folder.path):
+        folder.path.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def resumed(which: str, stem: str, out: Path | None, root: Path) -> tuple[RunFolder, Checkpoint, list[str]]:
+    """The folder and checkpoint that `--resume latest` or `--resume PATH` means, and what was skipped as damaged.
+
+    Raises: E-CKPT-001 where there is none, E-CKPT-002 where PATH is damaged.
+    """
+    if which != "latest":
+        path = Path(which)
+        if path.parent.name == "checkpoints":
+            return RunFolder(path.parent.parent), load(path), []
+        candidates = [RunFolder(path)]
+    elif out is not None:
+        candidates = [RunFolder(out)]
+    else:
+        named = [root / _numbered(stem, n) for n in range(1, 10_000)]
+        existing = [p for p in named if p.exists()]
+        candidates = [RunFolder(p) for p in sorted(existing, key=lambda p: p.stat().st_mtime_ns, reverse=True)]
+    for folder in candidates:
+        if not folder.checkpoints.exists():
+            continue
+        clean(folder.checkpoints)
+        found, skipped = find_latest(folder.checkpoints)
+        notes = [f"{path.name} is damaged and was skipped: {reason}" for path, reason in skipped]
+        if found is not None:
+            return folder, load(found), notes
+        if notes:
+            raise DiagnosticError(Diagnostic("E-CKPT-002", f"every checkpoint in {folder.checkpoints} is damaged",
+                                             help=("start anew without --resume",), notes=tuple(notes)))  # fmt: skip
+    where = str(candidates[0].path) if candidates else str(root / stem)
+    raise DiagnosticError(
+        Diagnostic("E-CKPT-001", f"there is no checkpoint to resume in {where}",
+                   help=("run without --resume, or name a run folder or a checkpoint: --resume PATH",))
+    )  # fmt: skip
+
+
+def _numbered(stem: str, n: int) -> str:
+    return stem if n == 1 else f"{stem}-{n}"

@@ -1,0 +1,135 @@
+"""Generators between steps: run the trips, and show what came out as text or as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from sexpgpu.backend.protocol import Call, Session
+from sexpgpu.data import TokenStream
+from sexpgpu.ir.opdef import Array
+from sexpgpu.ir.program import Program
+from sexpgpu.lang.experiment import Experiment, GeneratorGraphs
+from sexpgpu.train.faults import stop_on_faults
+from sexpgpu.train.files import explaining
+from sexpgpu.train.keys import stream_key
+from sexpgpu.train.schedule import HostSchedule
+
+CHUNK = 32
+"""Trips handed to the device at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The value of a generator: final carries and stacked emissions, and its text where it shows one."""
+
+    carries: tuple[Array, ...]
+    emitted: tuple[Array, ...]
+    text: str | None
+
+
+def run_generator(
+    experiment: Experiment,
+    program: Program,
+    session: Session,
+    schedule: HostSchedule,
+    generator: GeneratorGraphs,
+    step: int,
+    sample: int = 0,
+    stream_text: Callable[[str], None] | None = None,
+) -> Sample:
+    """One sample. Draws are keyed by (seed, generator, step, sample); `stream_text` gets text as it comes.
+
+    Raises DiagnosticError E-RUN-003.
+    """
+    key = np.asarray(stream_key(experiment.run.seed, f"generate {generator.name}", step, sample))
+    host = schedule.at(max(step, 1))
+    dataset = experiment.datasets.get((generator.show or "").removeprefix("text:"))
+    decode = dataset.decode if isinstance(dataset, TokenStream) else None
+
+    def call(suffix: str, trip: int) -> Call:
+        phase = program.phase(f"generate.{generator.name}.{suffix}")
+        feeds = {name: host[name] for name in phase.feeds if name in host}
+        if "stream" in phase.feeds:
+            feeds["stream"] = key
+        if "trip" in phase.feeds:
+            feeds["trip"] = np.asarray(trip, np.int32)
+        return Call(phase.name, feeds)
+
+    def run(calls: list[Call]) -> list[dict[str, Array]]:
+        outputs = session.run(calls).result()
+        for each in outputs:
+            stop_on_faults(each.faults, f"generator `{generator.name}`")
+        return [dict(each.results) for each in outputs]
+
+    (started,) = run([call("start", 0)])
+    if generator.trip is None:
+        carries = tuple(started[slot] for slot, _ in generator.carries)
+        return Sample(carries, (), None)
+    if decode and generator.prompt is not None and stream_text:
+        stream_text(decode(generator.prompt))
+    rows: list[dict[str, Array]] = []
+    for first in range(0, generator.num_trips, CHUNK if stream_text is None else 1):
+        last = min(first + (CHUNK if stream_text is None else 1), generator.num_trips)
+        new = run([call("trip", t) for t in range(first, last)])
+        rows += new
+        if decode and stream_text and generator.num_emitted:
+            stream_text(decode([int(v) for r in new for v in np.ravel(r["emit:0"])[:1]]))
+    emitted = tuple(
+        np.stack([r[f"emit:{i}"] for r in rows], axis=generator.axis) for i in range(generator.num_emitted)
+    )  # fmt: skip
+    carries = tuple(session.read(slot).result() for slot, _ in generator.carries)
+    return Sample(carries, emitted, _text(generator, decode, carries, emitted))
+
+
+def _text(
+    generator: GeneratorGraphs, decode: Callable[..., str] | None, carries: tuple[Array, ...], emitted: tuple[Array, ...]
+) -> str | None:
+    if decode is None:
+        return None
+    if emitted:
+        tokens = np.reshape(np.moveaxis(emitted[0], generator.axis, 0), (generator.num_trips, -1)).T
+        prompt = decode(generator.prompt) if generator.prompt is not None else ""
+        return "\n---\n".join(prompt + decode([int(v) for v in row]) for row in tokens)
+    whole = next((c for c in carries if c.dtype.kind == "i" and c.ndim), None)
+    if whole is None:
+        return None
+    return "\n---\n".join(decode([int(v) for v in row]) for row in np.atleast_2d(whole))
+
+
+def save_sample(folder: Path, generator: GeneratorGraphs, sample: Sample, step: int) -> Path:
+    """Write a sample under `folder`: text as .txt, pictures as .png, anything else as .npz. Raises E-IO-001."""
+    stem = f"{generator.name}-{step:08d}"
+    with explaining("write a sample under", folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if sample.text is not None:
+            path = folder / f"{stem}.txt"
+            path.write_text(sample.text, "utf-8")
+            return path
+        last = (sample.emitted or sample.carries)[-1]
+        if generator.show == "image":
+            path = folder / f"{stem}.png"
+            _save_images(path, last)
+            return path
+        path = folder / f"{stem}.npz"
+        np.savez(path, **{f"value-{i}": v for i, v in enumerate((*sample.carries, *sample.emitted))})  # type: ignore[arg-type]
+        return path
+
+
+def _save_images(path: Path, images: Array) -> None:
+    """Pictures (n h w), (n h w 1) or (n h w 3) with values from 0 to 1, side by side."""
+    from PIL import Image
+
+    pictures = np.asarray(images, np.float32)
+    if pictures.ndim == 2:
+        side = round(pictures.shape[1] ** 0.5)
+        pictures = pictures.reshape(-1, side, side) if side * side == pictures.shape[1] else pictures[None]
+    if pictures.ndim == 4 and pictures.shape[-1] == 1:
+        pictures = pictures[..., 0]
+    row = np.concatenate(list(pictures), axis=1)
+    pixels = (np.clip(np.nan_to_num(row), 0, 1) * 255).round().astype(np.uint8)
+    scale = max(1, 128 // row.shape[0])
+    Image.fromarray(pixels.repeat(scale, 0).repeat(scale, 1)).save(path)

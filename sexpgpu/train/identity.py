@@ -1,0 +1,26 @@
+"""What makes two runs the same experiment: the program with its overrides, and the data that it reads."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+
+from sexpgpu.ir.program import Program
+from sexpgpu.ir.text import digest
+from sexpgpu.lang.experiment import Experiment
+
+
+def experiment_digest(experiment: Experiment, program: Program) -> str:
+    """sha256 over the unstacked program, the run's numbers, the loaders and the data's identity."""
+    run = experiment.run
+    facts = {
+        "program": digest(program),
+        "seed": run.seed,
+        "microbatches": run.microbatches,
+        "data": {name: data.identity() for name, data in sorted(experiment.datasets.items())},
+        "loaders": {
+            name: [repr(sorted(loader.fields.items())), loader.batch_size, loader.shuffle, loader.last, loader.num_rows]
+            for name, loader in sorted(experiment.loaders.items())
+        },
+    }
+    return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

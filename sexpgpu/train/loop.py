@@ -1,0 +1,313 @@
+"""The training loop: steps, and what is due between them. It knows programs and sessions, never a device's name.
+
+One step is, for every update in order: k microbatches a call until all have run, then a commit that is written only
+if every proposal is finite. What a step reads is what the step before committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sexpgpu.backend.protocol import Call, Outputs, Session
+from sexpgpu.data import Prefetcher, Windows
+from sexpgpu.ir.opdef import Array
+from sexpgpu.lang.experiment import Experiment, MeasureInfo, Update
+from sexpgpu.train import checkpoint as checkpoints
+from sexpgpu.train.evaluation import run_evaluation
+from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
+from sexpgpu.train.folder import RunFolder
+from sexpgpu.train.folds import apply_after, fold_measures, microbatch_results, weighted_mean
+from sexpgpu.train.generation import run_generator, save_sample
+from sexpgpu.train.keys import stream_key
+from sexpgpu.train.metrics import MetricsWriter
+from sexpgpu.train.phases import Assembly
+from sexpgpu.train.progress import Progress
+from sexpgpu.train.schedule import HostSchedule
+from sexpgpu.train.status import StatusFile
+
+
+def due(step: int, every: int, last_step: int) -> bool:
+    """`(every n …)`: step 1, multiples of n, the last step."""
+    return step == 1 or step % every == 0 or step == last_step
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What one update of one step gave."""
+
+    loss: float
+    weight: float
+    measures: Mapping[str, Array]
+    diagnostics: Mapping[str, float]
+    gradient_norm: float | None
+    skipped: bool
+
+
+class Stepper:
+    """Runs steps on a session. Holds nothing but the position of the loaders' prefetching."""
+
+    def __init__(self, experiment: Experiment, assembly: Assembly, session: Session, last_step: int) -> None:
+        self.experiment = experiment
+        self.assembly = assembly
+        self.session = session
+        self.last_step = last_step
+        self.schedule = HostSchedule(assembly.program.schedule)
+        self._prefetchers: dict[str, Prefetcher[dict[str, Array]]] = {}
+        self._phases = {phase.name: phase for phase in assembly.program.phases}
+
+    def initialise(self) -> None:
+        """First values of parameters and states, drawn from (seed, path)."""
+        phase = self._phases["initialise"]
+        host = self.schedule.at(1)
+        feeds = {name: host[name] for name in phase.feeds if name in host}
+        if "stream" in phase.feeds:
+            feeds["stream"] = np.asarray(stream_key(self.experiment.run.seed, "initialise"))
+        self.session.run([Call("initialise", feeds)]).result()
+
+    def step(self, step: int) -> dict[str, StepResult]:
+        """All updates of one step, by name. Raises E-RUN-001, E-RUN-002, E-RUN-003; then nothing of it is kept."""
+        found = {}
+        for update in self.experiment.run.updates:
+            if step == 1 or step % update.every == 0:
+                for time_of in range(update.times):
+                    found[update.name] = self._update(update, step, time_of)
+        return found
+
+    def close(self) -> None:
+        """End the prefetching threads."""
+        for prefetcher in self._prefetchers.values():
+            prefetcher.close()
+        self._prefetchers.clear()
+
+    def _update(self, update: Update, step: int, time_of: int) -> StepResult:
+        run, k = self.experiment.run, self.assembly.stacking
+        base = ((step - 1) * update.times + time_of) * run.microbatches
+        host = self.schedule.at(step)
+        calls = [
+            self._microbatches(update, step, time_of, base + j, host, "first" if j == 0 else "next")
+            for j in range(0, run.microbatches, k)
+        ]
+        diagnosing = [r for r in run.diagnose if due(step, r.every, self.last_step)]
+        name = f"update.{update.name}.commit"
+        if diagnosing and f"{name}.diagnosed" in self._phases:
+            name += ".diagnosed"
+        commit = self._phases[name]
+        calls.append(Call(name, {n: host[n] for n in commit.feeds}))
+        outputs = self.session.run(calls).result()
+        return self._result(update, step, outputs, {r.name for r in diagnosing})
+
+    def _microbatches(
+        self, update: Update, step: int, time_of: int, first: int, host: Mapping[str, Array], which: str
+    ) -> Call:
+        run, k = self.experiment.run, self.assembly.stacking
+        phase = self._phases[f"update.{update.name}.{which}"]
+        feeds: dict[str, Array] = {n: host[n] for n in phase.feeds if n in host}
+        if "stream" in phase.feeds:
+            keys = [stream_key(run.seed, "update", _position(run.updates, update), step, time_of, first + i) for i in range(k)]
+            feeds["stream"] = np.asarray(keys[0] if k == 1 else keys)
+        if update.loader is not None and update.objective.fields:
+            batch = self._batch(update, first)
+            feeds.update({n: batch[n.removeprefix("batch.")] for n in phase.feeds if n.startswith("batch.")})
+        return Call(phase.name, feeds)
+
+    def _batch(self, update: Update, first: int) -> dict[str, Array]:
+        """Microbatches `first` … `first + k − 1` of the update's loader; a thread keeps the next ones ready."""
+        assert update.loader is not None
+        loader, k = self.experiment.loaders[update.loader], self.assembly.stacking
+        fields = update.objective.fields
+
+        def make(index: int) -> dict[str, Array]:
+            parts = [loader.batch(index * k + i, fields) for i in range(k)]
+            return parts[0] if k == 1 else {n: np.stack([p[n] for p in parts]) for n in parts[0]}
+
+        prefetcher = self._prefetchers.get(update.name)
+        if prefetcher is None:
+            prefetcher = self._prefetchers[update.name] = Prefetcher(make, first // k)
+        return next(prefetcher)
+
+    def _result(self, update: Update, step: int, outputs: tuple[Outputs, ...], diagnosing: set[str]) -> StepResult:
+        for each in outputs:
+            stop_on_faults(each.faults, f"step {step}")
+        *calls, commit = outputs
+        results = [each.results for each in calls]
+        k = self.assembly.stacking
+        values, weights = (microbatch_results(results, name, k) for name in ("value", "weight"))
+        loss, weight = weighted_mean(values, weights)
+        if weight == 0:
+            raise zero_weight(update, step)
+        if not commit.committed and self.experiment.run.on_nonfinite == "stop":
+            flags = commit.results["finite"]
+            names = self.assembly.updates[update.name].leaves
+            raise non_finite(update, step, float(loss), [n for n, ok in zip(names, flags, strict=True) if not ok])
+        measures = [m for m in update.objective.measures if due(step, m.every, self.last_step)]
+        norm = commit.results.get("gradient-norm")
+        return StepResult(
+            float(loss), float(weight), fold_measures(update.objective, results, k, measures),
+            self._diagnostics(commit, diagnosing), None if norm is None else float(norm), not commit.committed,
+        )  # fmt: skip
+
+    def _diagnostics(self, commit: Outputs, diagnosing: set[str]) -> dict[str, float]:
+        rules = {r.name: r for r in self.experiment.run.diagnose}
+        found = {}
+        for name, value in commit.results.items():
+            if name.startswith("diagnostic:"):
+                _, rule, group = name.split(":", 2)
+                if rule in diagnosing:
+                    found[f"{rule}/{group}"] = float(apply_after(rules[rule].after, value))
+        return found
+
+
+def _position(updates: tuple[Update, ...], update: Update) -> int:
+    return next(i for i, other in enumerate(updates) if other is update)
+
+
+class Training:
+    """A run: its steps, its events, and what it writes. One object per process; `run` is called once."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        assembly: Assembly,
+        session: Session,
+        folder: RunFolder,
+        progress: Progress,
+        *,
+        digest: str,
+        start_step: int,
+        last_step: int,
+        stop: Callable[[], bool],
+    ) -> None:
+        self.experiment = experiment
+        self.assembly = assembly
+        self.session = session
+        self.folder = folder
+        self.progress = progress
+        self.digest = digest
+        self.start_step = start_step
+        self.last_step = last_step
+        self.stop = stop
+        self.stepper = Stepper(experiment, assembly, session, last_step)
+        self.saved_step = start_step
+
+    def restore(self, tensors: Mapping[str, Array]) -> None:
+        """Put a checkpoint's tensors into the slots."""
+        for name, value in tensors.items():
+            self.session.write(name, value)
+
+    def run(self) -> int:
+        """Steps from after `start_step` to `last_step`, or until `stop` says so; gives the last step made.
+
+        Raises DiagnosticError where a step fails; what was saved before stays.
+        """
+        with ExitStack() as stack:
+            resume = self.start_step if self.start_step else None
+            self.metrics = stack.enter_context(MetricsWriter(self.folder.metrics, resume))
+            self.status = StatusFile(self.folder.status, time.time)
+            stack.callback(self.stepper.close)
+            if self.start_step == 0:
+                self.stepper.initialise()
+            step = self.start_step
+            for step in self._steps():
+                self._events(step)
+            if self.saved_step != step:
+                self._save(step)
+            self.status.update(phase="done" if step >= self.last_step else "interrupted", step=step, force=True)
+            return step
+
+    def _steps(self) -> Iterator[int]:
+        tokens = self._tokens_per_step()
+        self.status.update(phase="training", step=self.start_step, steps=self.last_step, force=True)
+        for step in range(self.start_step + 1, self.last_step + 1):
+            began = time.perf_counter()
+            results = self.stepper.step(step)
+            elapsed_ms = (time.perf_counter() - began) * 1e3
+            loss = next((r.loss for r in results.values()), float("nan"))
+            self._record(step, results, elapsed_ms, tokens)
+            self.progress.step(step, loss, tokens)
+            rate = {"tokens_per_s": tokens / elapsed_ms * 1e3} if tokens else {}
+            eta_s = elapsed_ms / 1e3 * (self.last_step - step)
+            self.status.update(step=step, loss=loss, step_ms=elapsed_ms, eta_s=eta_s, **rate)
+            yield step
+            if self.stop():
+                return
+
+    def _tokens_per_step(self) -> int | None:
+        """Tokens that one step of the first update reads, where its loader gives windows of text."""
+        update = self.experiment.run.updates[0]
+        loader = self.experiment.loaders.get(update.loader or "")
+        if loader is None or not isinstance(loader.view, Windows):
+            return None
+        return loader.batch_size * loader.view.length * self.experiment.run.microbatches * update.times
+
+    def _record(self, step: int, results: Mapping[str, StepResult], elapsed_ms: float, tokens: int | None) -> None:
+        points: dict[str, Any] = {}
+        several = len(self.experiment.run.updates) > 1
+        for name, result in results.items():
+            prefix = f"train/{name}" if several else "train"
+            points[f"{prefix}/loss"] = result.loss
+            if result.gradient_norm is not None:
+                points[f"{prefix}/gradient-norm"] = result.gradient_norm
+            points.update({f"{prefix}/{path}": v for path, v in result.measures.items()})
+            points.update({f"{prefix}/{path}": v for path, v in result.diagnostics.items()})
+            if result.skipped:
+                text = f"step {step}: the update `{name}` was skipped, its proposals were not finite"
+                self.metrics.annotate(step, "skipped", text, update=name)
+                self.progress.line(text)
+        points["runtime/step_ms"] = elapsed_ms
+        if tokens:
+            points["runtime/tokens_per_s"] = tokens / elapsed_ms * 1e3
+        self.metrics.points(step, points)
+
+    def _events(self, step: int) -> None:
+        run = self.experiment.run
+        for event in run.evaluate:
+            if due(step, event.every, self.last_step):
+                self._evaluate(step, event.name)
+        for event in run.generate:
+            if due(step, event.every, self.last_step):
+                self._generate(step, event.name)
+        every = run.checkpoint.every
+        if every is not None and due(step, every, self.last_step):
+            self._save(step)
+
+    def _evaluate(self, step: int, name: str) -> None:
+        found = run_evaluation(
+            self.experiment, self.assembly.program, self.session, self.stepper.schedule,
+            self.experiment.evaluations[name], step,
+        )  # fmt: skip
+        self.metrics.points(step, found)
+        scalars = [f"{k.removeprefix(f'eval/{name}/')} {float(v):.4f}" for k, v in found.items() if np.ndim(v) == 0]
+        self.progress.line(f"step {step:>6}  {name}: {'  '.join(scalars)}")
+
+    def _generate(self, step: int, name: str) -> None:
+        generator = self.experiment.generators[name]
+        sample = run_generator(
+            self.experiment, self.assembly.program, self.session, self.stepper.schedule, generator, step
+        )  # fmt: skip
+        path = save_sample(self.folder.samples, generator, sample, step)
+        self.metrics.annotate(step, "sample", sample.text or f"saved as {path.name}", generator=name)
+        self.progress.line(f"step {step:>6}  {name}: {sample.text if sample.text is not None else path}")
+
+    def _save(self, step: int) -> None:
+        slots = self.assembly.program.saved
+        self.metrics.flush()
+        pending = {slot.name: self.session.read(slot.name) for slot in slots}
+        tensors = {name: future.result() for name, future in pending.items()}
+        meta = {
+            "experiment_digest": self.digest,
+            "cursor": {"microbatch": step * self.experiment.run.microbatches},
+            "seed": self.experiment.run.seed,
+            "file_text": self.experiment.text,
+            "overrides": dict(self.experiment.overrides),
+            "roles": {slot.name: slot.role for slot in slots},
+        }
+        path = checkpoints.save(self.folder.checkpoints, step, tensors, meta)
+        checkpoints.prune(self.folder.checkpoints, max(1, self.experiment.run.checkpoint.keep))
+        self.saved_step = step
+        self.status.update(last_checkpoint=path.name, force=True)

@@ -1,0 +1,342 @@
+"""From an experiment to a `Program`: raise, stack, differentiate, simplify, and lay the pieces out as phases.
+
+Flow: `cli` asks for it once per run; the device plans what comes out. Phases of a run:
+
+    initialise                  parameters, optimizer states and model states get their first values
+    update.U.first / .next      forward and backward of k microbatches; gradients are written / added to
+    update.U.commit             clip, propose, guard; written only if every proposal is finite
+    update.U.commit.diagnosed   the same with the run's diagnostics
+    eval.E.I                    metric I of evaluation E on one batch
+    generate.G.start / .trip    the carries of a generator before its first trip / one trip
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.graph import Graph, Value
+from sexpgpu.ir.program import FEED, RESULT, SLOT, Phase, Program, Slot
+from sexpgpu.ir.stacking import stack_into
+from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.experiment import DiagnosticRule, Experiment, LeafRule, Objective, Update
+from sexpgpu.lang.trace import SCALAR_F32
+from sexpgpu.transform.autodiff import differentiate
+from sexpgpu.transform.raising import raise_composites
+from sexpgpu.transform.simplify import simplify
+
+CLIP_EPSILON = 1e-6
+"""Added to the gradient norm that `:clip` divides by."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateNames:
+    """What the loop must know of an update's phases.
+
+    leaves: the proposals, in the order of the result `finite`. diagnostics: (rule, group) in the order of the
+    results `diagnostic:RULE:GROUP`.
+    """
+
+    leaves: tuple[str, ...]
+    diagnostics: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Assembly:
+    """A program and the names that the loop reads its results by. stacking: microbatches in one call."""
+
+    program: Program
+    updates: Mapping[str, UpdateNames]
+    stacking: int
+
+
+def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
+    """The program of `experiment`'s run, with `stacking` microbatches in one call of a training graph.
+
+    Raises TypeFault E-TYPE-009 where a loss cannot be differentiated.
+    """
+    assert experiment.run.microbatches % stacking == 0, (experiment.run.microbatches, stacking)
+    slots: dict[str, Slot] = {}
+    phases: list[Phase] = []
+    names: dict[str, UpdateNames] = {}
+    for parameter in experiment.parameters.values():
+        slots[parameter.name] = Slot(parameter.name, parameter.type, "parameter")
+    for state in experiment.states.values():
+        slots[state.name] = Slot(state.name, state.type, "state")
+    phases.append(_initialise(experiment, slots))
+    for update in experiment.run.updates:
+        parts = _UpdateParts(experiment, update, stacking, slots)
+        phases.append(parts.microbatches(first=True))
+        if experiment.run.microbatches > stacking:
+            phases.append(parts.microbatches(first=False))
+        phases.append(parts.commit(()))
+        rules = [r for r in experiment.run.diagnose if any(name in update.rules for name in r.graphs)]
+        if rules:
+            phases.append(parts.commit(rules))
+        names[update.name] = UpdateNames(tuple(parts.leaves), tuple(parts.diagnostics))
+    for evaluation in experiment.evaluations.values():
+        for index, objective in enumerate(evaluation.objectives):
+            phases.append(_evaluation(f"eval.{evaluation.name}.{index}", objective))
+    phases += _generators(experiment, slots)
+    program = Program(tuple(slots.values()), tuple(phases), simplify(experiment.schedule.graph()))
+    return Assembly(program, names, stacking)
+
+
+def optimizer_slot(experiment: Experiment, update: Update, parameter: str, state: str) -> str:
+    """The slot of an optimizer's state; it carries the update's name only where several updates move the parameter."""
+    several = sum(parameter in other.rules for other in experiment.run.updates) > 1
+    return f"{parameter}/{state}@{update.name}" if several else f"{parameter}/{state}"
+
+
+def _finish(name: str, b: Builder, outputs: Sequence[tuple[str, Value]], guard: str | None = None) -> Phase:
+    return Phase(name, simplify(b.graph(name, outputs)), guard)
+
+
+def _initialise(experiment: Experiment, slots: dict[str, Slot]) -> Phase:
+    b = Builder()
+    outputs: list[tuple[str, Value]] = []
+    values: dict[str, Value] = {}
+    for owned in (*experiment.parameters.values(), *experiment.states.values()):
+        (values[owned.name],) = b.copy(owned.initial)
+        outputs.append((SLOT + owned.name, values[owned.name]))
+    for update in experiment.run.updates:
+        for parameter, rule in update.rules.items():
+            for state, type, graph in rule.initial:
+                name = optimizer_slot(experiment, update, parameter, state)
+                slots[name] = Slot(name, type, "optimizer")
+                outputs.append((SLOT + name, b.copy(graph, {"p": values[parameter]})[0]))
+    return _finish("initialise", b, outputs)
+
+
+class _UpdateParts:
+    """The phases of one update."""
+
+    def __init__(self, experiment: Experiment, update: Update, stacking: int, slots: dict[str, Slot]) -> None:
+        self.experiment = experiment
+        self.update = update
+        self.k = stacking
+        self.slots = slots
+        self.forward = raise_composites(update.objective.graph)
+        weight = self.forward.output("weight").node
+        self.unit_weight = weight.op == "constant" and weight.attrs["value"] == 1.0
+        self.leaves: list[str] = []
+        self.diagnostics: list[tuple[str, str]] = []
+
+    def _slot(self, kind: str, name: str, type: TensorType) -> str:
+        full = f"{kind}.{self.update.name}/{name}" if name else f"{kind}.{self.update.name}"
+        self.slots[full] = Slot(full, type, "fold" if kind == "fold" else "gradient", initialised=False)
+        return full
+
+    # Forward and backward.
+
+    def microbatches(self, first: bool) -> Phase:
+        """k microbatches: results per microbatch, gradients and folds into their slots."""
+        b = Builder()
+        found = _stacked(b, self.forward, self.k)
+        value, weight = found["value"], found["weight"]
+        outputs = [(RESULT + name, v) for name, v in found.items() if not name.startswith("state:")]
+        cotangent = b.op("stop-gradient", weight)
+        parameters = list(self.update.rules)
+        wrt = [b.input(SLOT + name, self.experiment.parameters[name].type) for name in parameters]
+        gradients = differentiate(b, {value: cotangent}, wrt)
+        add = _adder(b, first)
+        for name, leaf, gradient in zip(parameters, wrt, gradients, strict=True):
+            slot = self._slot("gradient", name, leaf.type)
+            outputs.append((SLOT + slot, add(slot, b.like(0.0, leaf) if gradient is None else gradient)))
+        if not self.unit_weight:
+            slot = self._slot("weight", "", SCALAR_F32)
+            outputs.append((SLOT + slot, add(slot, _sum_of(b, weight))))
+        for rule in self.update.objective.states:
+            slot = self._slot("fold", rule.name, self.experiment.states[rule.name].type)
+            seen = _fold_stacked(b, found[f"state:{rule.name}"], rule.reduce, self.k)
+            op = {"mean": "add", "sum": "add", "max": "maximum", "min": "minimum"}.get(rule.reduce)
+            outputs.append((SLOT + slot, seen if first or op is None else b.op(op, b.input(SLOT + slot, seen.type), seen)))
+        return _finish(f"update.{self.update.name}.{'first' if first else 'next'}", b, outputs)
+
+    # Clip, propose, guard.
+
+    def commit(self, rules: Sequence[DiagnosticRule]) -> Phase:
+        """New parameters and states, guarded; with the diagnostics of `rules`."""
+        b = Builder()
+        outputs: list[tuple[str, Value]] = []
+        finite: list[Value] = []
+        self.leaves = []
+        raw = {
+            name: b.input(SLOT + self._slot("gradient", name, self.experiment.parameters[name].type),
+                          self.experiment.parameters[name].type)
+            for name in self.update.rules
+        }  # fmt: skip
+        factor = self._factor(b, raw, outputs)
+        trios: dict[str, tuple[Value, Value, Value]] = {}
+        for name, rule in self.update.rules.items():
+            trios[name] = self._propose(b, name, rule, _scaled(b, raw[name], factor), outputs, finite)
+        for state in self.update.objective.states:
+            type = self.experiment.states[state.name].type
+            seen = b.input(SLOT + self._slot("fold", state.name, type), type)
+            if state.reduce == "mean":
+                seen = b.scale(seen, 1.0 / self.experiment.run.microbatches)
+            old = b.input(SLOT + state.name, type)
+            new = b.copy(state.using, {"old": old, "seen": seen})[0] if state.using is not None else seen
+            self._guarded(b, state.name, new, outputs, finite)
+        if finite:
+            flags = [b.reshape(flag, (1,)) for flag in finite]
+            together = b.op("concat", *flags, axis=0) if len(flags) > 1 else flags[0]
+            outputs.append((RESULT + "finite", together))
+            outputs.append((RESULT + "ok", b.op("all", together, axes=(0,))))
+        self.diagnostics = []
+        for rule in rules:
+            self._diagnose(b, rule, trios, outputs)
+        suffix = ".diagnosed" if rules else ""
+        return _finish(f"update.{self.update.name}.commit{suffix}", b, outputs, "ok" if finite else None)
+
+    def _factor(self, b: Builder, raw: Mapping[str, Value], outputs: list[tuple[str, Value]]) -> Value | None:
+        """What gradients are multiplied by: one over the weight, and the clip. None is 1."""
+        microbatches = self.experiment.run.microbatches
+        factor: Value | None = None
+        if not self.unit_weight:
+            weight = b.input(SLOT + self._slot("weight", "", SCALAR_F32), SCALAR_F32)
+            outputs.append((RESULT + "weight", weight))
+            factor = b.div(b.constant(1.0, SCALAR_F32), weight)
+        elif microbatches > 1:
+            factor = b.constant(1.0 / microbatches, SCALAR_F32)
+        if self.update.clip is None or not raw:
+            return factor
+        squares = [b.sum(b.mul(g, g), range(g.rank)) for g in raw.values()]
+        total = squares[0]
+        for square in squares[1:]:
+            total = b.add(total, square)
+        norm = b.op("sqrt", total)
+        if factor is not None:
+            norm = b.mul(norm, factor)
+        outputs.append((RESULT + "gradient-norm", norm))
+        clip = self.update.clip
+        bound = b.constant(float(clip), SCALAR_F32) if not isinstance(clip, Value) else self._host(b, clip)
+        ratio = b.div(bound, b.add(norm, b.constant(CLIP_EPSILON, SCALAR_F32)))
+        clipped = b.op("minimum", b.constant(1.0, SCALAR_F32), ratio)
+        return clipped if factor is None else b.mul(factor, clipped)
+
+    def _host(self, b: Builder, value: Value) -> Value:
+        return b.input(FEED + self.experiment.schedule.feed_name(value), SCALAR_F32)
+
+    def _propose(
+        self, b: Builder, name: str, rule: LeafRule, g: Value, outputs: list[tuple[str, Value]], finite: list[Value]
+    ) -> tuple[Value, Value, Value]:
+        p = b.input(SLOT + name, self.experiment.parameters[name].type)
+        inputs = {"p": p, "g": g}
+        slots = {"p": name}
+        for state, type, _ in rule.initial:
+            slots[f"state:{state}"] = optimizer_slot(self.experiment, self.update, name, state)
+            inputs[f"state:{state}"] = b.input(SLOT + slots[f"state:{state}"], type)
+        new = dict(zip([n for n, _ in rule.graph.outputs], b.copy(rule.graph, inputs), strict=True))
+        for key, value in new.items():
+            self._guarded(b, slots[key], value, outputs, finite)
+        return p, g, new["p"]
+
+    def _guarded(
+        self, b: Builder, slot: str, value: Value, outputs: list[tuple[str, Value]], finite: list[Value]
+    ) -> None:
+        outputs.append((SLOT + slot, value))
+        self.leaves.append(slot)
+        if value.type.is_float:
+            wide = b.cast(value, "f32")
+            finite.append(b.op("all", b.op("is-finite", wide), axes=tuple(range(value.rank))) if value.rank
+                          else b.op("is-finite", wide))  # fmt: skip
+        else:
+            finite.append(b.constant(True, TensorType("bool", ())))
+
+    def _diagnose(
+        self, b: Builder, rule: DiagnosticRule, trios: Mapping[str, tuple[Value, Value, Value]],
+        outputs: list[tuple[str, Value]],
+    ) -> None:  # fmt: skip
+        groups: dict[str, list[Value]] = {}
+        for name, graph in rule.graphs.items():
+            if name in trios:
+                p, g, new = trios[name]
+                groups.setdefault(rule.groups[name], []).append(b.copy(graph, {"p": p, "g": g, "new": new})[0])
+        for group, values in groups.items():
+            folded = b.op("concat", *[b.reshape(v, (1,)) for v in values], axis=0) if len(values) > 1 else None
+            value = values[0] if folded is None else _fold_stacked(b, folded, rule.reduce, len(values), mean=True)
+            outputs.append((RESULT + f"diagnostic:{rule.name}:{group}", value))
+            self.diagnostics.append((rule.name, group))
+
+
+def _stacked(b: Builder, forward: Graph, k: int) -> dict[str, Value]:
+    """The outputs of `forward` for k microbatches; all have a leading axis of k where k > 1."""
+    names = [name for name, _ in forward.outputs]
+    if k == 1:
+        return dict(zip(names, b.copy(forward), strict=True))
+    inputs: dict[str, Value] = {}
+    batched = []
+    for name, value in zip(forward.input_names, forward.inputs, strict=True):
+        per_microbatch = name.startswith(FEED + "batch.") or name == FEED + "stream"
+        type = TensorType(value.dtype, (k, *value.shape)) if per_microbatch else value.type
+        inputs[name] = b.input(name, type)
+        if per_microbatch:
+            batched.append(name)
+    found = stack_into(b, forward, inputs, batched, k)
+    return {
+        name: v if flag else b.broadcast(v, (k, *v.shape), range(1, v.rank + 1)) for name, (v, flag) in found.items()
+    }
+
+
+def _sum_of(b: Builder, value: Value) -> Value:
+    return b.sum(value, range(value.rank))
+
+
+def _adder(b: Builder, first: bool) -> Callable[[str, Value], Value]:
+    def add(slot: str, value: Value) -> Value:
+        return value if first else b.add(b.input(SLOT + slot, value.type), value)
+
+    return add
+
+
+def _fold_stacked(b: Builder, value: Value, reduce: str, k: int, mean: bool = False) -> Value:
+    """Fold a leading axis of k; a mean is left as a sum unless `mean` says so."""
+    if k == 1:
+        return value
+    if reduce == "last":
+        return b.reshape(b.slice(value, 0, k - 1, k), value.shape[1:])
+    op = {"mean": "sum", "sum": "sum", "max": "max", "min": "min"}[reduce]
+    folded = b.op(op, value, axes=(0,))
+    return b.scale(folded, 1.0 / k) if mean and reduce == "mean" else folded
+
+
+def _scaled(b: Builder, g: Value, factor: Value | None) -> Value:
+    return g if factor is None else b.mul(g, b.broadcast(factor, g.shape, ()))
+
+
+# Evaluations and generators.
+
+
+def _evaluation(name: str, objective: Objective) -> Phase:
+    graph = raise_composites(objective.graph)
+    b = Builder()
+    names = [n for n, _ in graph.outputs]
+    outputs = [
+        (RESULT + n, v) for n, v in zip(names, b.copy(graph), strict=True) if not n.startswith("state:")
+    ]  # fmt: skip
+    return _finish(name, b, outputs)
+
+
+def _generators(experiment: Experiment, slots: dict[str, Slot]) -> list[Phase]:
+    phases = []
+    for generator in experiment.generators.values():
+        has_trips = generator.trip is not None
+        for slot, type in generator.carries:
+            if has_trips:
+                slots[slot] = Slot(slot, type, "carry", initialised=False)
+        b = Builder()
+        outputs: list[tuple[str, Value]] = []
+        for (slot, _), value in zip(generator.carries, b.copy(raise_composites(generator.start)), strict=True):
+            outputs.append((SLOT + slot if has_trips else RESULT + slot, value))
+        phases.append(_finish(f"generate.{generator.name}.start", b, outputs))
+        if generator.trip is None:
+            continue
+        b = Builder()
+        values = b.copy(raise_composites(generator.trip))
+        outputs = [(SLOT + slot, v) for (slot, _), v in zip(generator.carries, values, strict=False)]
+        emitted = values[len(generator.carries) :]
+        outputs += [(RESULT + f"emit:{i}", v) for i, v in enumerate(emitted)]
+        phases.append(_finish(f"generate.{generator.name}.trip", b, outputs))
+    return phases

@@ -1,0 +1,1 @@
+"""Passes from graph to graph: raise, stack, differentiate, simplify."""

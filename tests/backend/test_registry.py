@@ -1,0 +1,27 @@
+import pytest
+
+from sexpgpu.backend.registry import open_device
+from sexpgpu.diagnostics import DiagnosticError
+
+
+def test_cpu_opens() -> None:
+    assert open_device("cpu").name == "cpu"
+    assert "double precision" in open_device("cpu", double=True).describe()
+
+
+def test_an_unknown_device_lists_what_can_be_opened() -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        open_device("cpuu")
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "E-DEV-001"
+    assert "`cpu` can be opened here; `metal` cannot: this version has no Metal device" in diagnostic.message
+    assert diagnostic.help == ("there is `cpu`",)
+
+
+@pytest.mark.parametrize("name", ["metal", "cuda"])
+def test_a_device_that_is_not_there(name: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        open_device(name)
+    (diagnostic,) = caught.value.diagnostics
+    assert diagnostic.code == "E-DEV-002"
+    assert diagnostic.message.startswith(f"`{name}` cannot be opened: this version has no")

@@ -1,0 +1,26 @@
+"""What every test shares: a clean environment, property tests that repeat, the folder of shared inputs."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+# A developer's own switches must not decide what a test sees; tests set what they need with monkeypatch.
+for name in [name for name in os.environ if name.startswith("SEXPGPU_")]:
+    del os.environ[name]
+
+settings.register_profile("developer", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "developer")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder `shared` beside the checkout: larger inputs that are not part of the repository."""
+    folder = CHECKOUT.parent / "shared"
+    if not folder.is_dir():
+        pytest.skip("there is no folder `shared` beside the checkout")
+    return folder

@@ -1,0 +1,514 @@
+"""Checkpoints: exact, published whole or not at all, and distrusted until verified."""
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+import sexpgpu
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.train import checkpoint, files
+
+PACKAGE_PARENT = Path(sexpgpu.__file__).parents[1]
+
+
+def tensors_of(seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        "model/w": rng.standard_normal((3, 4)).astype(np.float32),
+        "model/h": rng.standard_normal((2, 5)).astype(ml_dtypes.bfloat16),
+        "count": np.array(7, np.int64),
+        "ids": np.arange(6, dtype=np.int32).reshape(2, 3),
+        "mask": np.array([True, False, True]),
+        "none": np.zeros((0, 3), np.float32),
+    }
+
+
+def meta_of(tensors: dict[str, np.ndarray], **more: Any) -> dict[str, Any]:
+    return {
+        "experiment_digest": "sha256:aa",
+        "cursor": {"epoch": 1, "position": 96},
+        "seed": 17,
+        "file_text": "(defrun r)\n; größer\n",
+        "overrides": {"steps": 5},
+        "roles": {name: "parameter" for name in tensors},
+    } | more
+
+
+def save(folder: Path, step: int, seed: int = 0) -> Path:
+    tensors = tensors_of(seed)
+    return checkpoint.save(folder, step, tensors, meta_of(tensors))
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def diagnostic_of(call: Callable[[], object]) -> Diagnostic:
+    with pytest.raises(DiagnosticError) as caught:
+        call()
+    (diagnostic,) = caught.value.diagnostics
+    return diagnostic
+
+
+def rewrite(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the record of a checkpoint, as a hostile or careless hand would."""
+    file = path / checkpoint.RECORD_FILE
+    record = json.loads(file.read_text())
+    change(record)
+    file.write_text(json.dumps(record))
+
+
+def replace_state(path: Path, content: bytes) -> None:
+    """Put other bytes in the place of the state, and a record that vouches for them."""
+    state = path / checkpoint.STATE_FILE
+    state.write_bytes(content)
+    digest = checkpoint._sha256(state)
+    rewrite(path, lambda record: record["state"].update(bytes=len(content), sha256=digest))
+
+
+# --- round trip ---------------------------------------------------------------------------------
+
+
+def test_load_gives_back_every_dtype_bit_for_bit(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    patterns = np.arange(2**16, dtype=np.uint16)
+    tensors["every bf16"] = patterns.view(ml_dtypes.bfloat16)  # NaN payloads and subnormals included
+    tensors["nan"] = np.array([np.nan, -0.0, np.inf, 1e-45], np.float32)
+    meta = meta_of(tensors, library_versions={"blas": "1.2"})
+    path = checkpoint.save(tmp_path / "run" / "checkpoints", 100, tensors, meta)
+    assert path == tmp_path / "run" / "checkpoints" / "step-00000100"
+
+    loaded = checkpoint.load(path)
+    assert loaded.step == 100
+    assert loaded.meta == meta
+    assert loaded.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        found = loaded.tensors[name]
+        assert (found.dtype, found.shape, found.tobytes()) == (tensor.dtype, tensor.shape, tensor.tobytes())
+        assert found.flags.writeable
+
+
+def test_a_checkpoint_without_tensors_loads(tmp_path: Path) -> None:
+    assert checkpoint.load(checkpoint.save(tmp_path, 0, {}, meta_of({}))).tensors == {}
+
+
+def test_tensors_that_are_not_contiguous_are_saved_in_their_order(tmp_path: Path) -> None:
+    base = np.arange(24, dtype=np.float32).reshape(4, 6)
+    tensors = {"transposed": base.T, "strided": base[::2, 1::2], "reversed": base[::-1], "one": base[1:2, 2]}
+    loaded = checkpoint.load(checkpoint.save(tmp_path, 1, tensors, meta_of(tensors))).tensors
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(loaded[name], tensor)
+
+
+def test_equal_state_gives_equal_bytes(tmp_path: Path) -> None:
+    tensors = tensors_of()
+    backwards = dict(reversed(tensors.items()))
+    first = checkpoint.save(tmp_path / "a", 3, tensors, meta_of(tensors))
+    meta = dict(reversed(meta_of(backwards).items()))
+    second = checkpoint.save(tmp_path / "b", 3, backwards, meta)
+    for name in (checkpoint.STATE_FILE, checkpoint.RECORD_FILE):
+        assert (first / name).read_bytes() == (second / name).read_bytes()
+        assert (first / name).stat().st_mode & 0o777 == (second / name).stat().st_mode & 0o777
+    modes = {(first / name).stat().st_mode for name in (checkpoint.STATE_FILE, checkpoint.RECORD_FILE)}
+    assert len(modes) == 1
+
+
+def test_the_record_names_and_measures_the_state(tmp_path: Path) -> None:
+    path = save(tmp_path, 12)
+    record = json.loads((path / checkpoint.RECORD_FILE).read_text())
+    assert (record["format"], record["version"], record["step"]) == ("sexpgpu-checkpoint", 1, 12)
+    assert record["state"]["file"] == "state.safetensors"
+    assert record["state"]["bytes"] == (path / "state.safetensors").stat().st_size
+    assert len(record["state"]["sha256"]) == 64
+    assert list(record) == sorted(record)
+
+
+def test_our_own_mistakes_are_caught_before_anything_is_written(tmp_path: Path) -> None:
+    wide = {"w": np.zeros(2, np.float64)}
+    with pytest.raises(AssertionError, match="float64"):
+        checkpoint.save(tmp_path, 1, wide, meta_of(wide))
+    with pytest.raises(AssertionError, match="only in tensors or only in roles"):
+        checkpoint.save(tmp_path, 1, tensors_of(), meta_of({}))
+    with pytest.raises(AssertionError, match="lacks"):
+        checkpoint.save(tmp_path, 1, {}, {"roles": {}})
+    assert names(tmp_path) == []
+
+
+# --- replacing, pruning, cleaning ---------------------------------------------------------------
+
+
+def test_saving_a_step_again_replaces_it(tmp_path: Path) -> None:
+    save(tmp_path, 5, seed=1)
+    path = save(tmp_path, 5, seed=2)
+    np.testing.assert_array_equal(checkpoint.load(path).tensors["model/w"], tensors_of(2)["model/w"])
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_a_crash_between_the_two_renames_loses_nothing(tmp_path: Path) -> None:
+    path = save(tmp_path, 5, seed=1)
+    aside = path.rename(tmp_path / ".old-step-00000005")
+    assert checkpoint.find_latest(tmp_path) == (aside, [])
+    assert checkpoint.load(aside).step == 5
+    assert checkpoint.clean(tmp_path) == [aside]
+    assert checkpoint.find_latest(tmp_path) == (path, [])
+
+
+def test_a_crash_after_the_two_renames_leaves_the_new_one(tmp_path: Path) -> None:
+    shutil.copytree(save(tmp_path, 5, seed=1), tmp_path / ".old-step-00000005")
+    path = save(tmp_path, 5, seed=2)
+    assert names(tmp_path) == ["step-00000005"]
+    shutil.copytree(path, tmp_path / ".old-step-00000005")
+    checkpoint.clean(tmp_path)
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_a_failed_rename_puts_the_earlier_one_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = save(tmp_path, 5, seed=1)
+    rename = Path.rename
+
+    def refuse(self: Path, target: Path) -> Path:
+        if self.name.startswith(".saving-"):
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refuse)
+    assert diagnostic_of(lambda: save(tmp_path, 5, seed=2)).code == "E-IO-001"
+    np.testing.assert_array_equal(checkpoint.load(path).tensors["model/w"], tensors_of(1)["model/w"])
+    assert names(tmp_path) == ["step-00000005"]
+
+
+def test_prune_keeps_the_newest(tmp_path: Path) -> None:
+    for step in (1, 20, 3, 100_000_000):
+        save(tmp_path, step)
+    removed = checkpoint.prune(tmp_path, 2)
+    assert [path.name for path in removed] == ["step-00000003", "step-00000001"]
+    assert names(tmp_path) == ["step-00000020", "step-100000000"]
+    assert checkpoint.prune(tmp_path, 2) == []
+
+
+def test_prune_does_not_count_incomplete_ones(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    save(tmp_path, 2)
+    (save(tmp_path, 3) / checkpoint.STATE_FILE).unlink()
+    checkpoint.prune(tmp_path, 1)
+    assert names(tmp_path) == ["step-00000002", "step-00000003"]
+
+
+def test_supersede_takes_later_steps_out_of_the_way(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    checkpoint.supersede(tmp_path, 1)
+    save(tmp_path, 2)
+    checkpoint.supersede(tmp_path, 1)
+    assert checkpoint.find_latest(tmp_path) == (tmp_path / "step-00000001", [])
+    assert names(tmp_path) == [
+        "step-00000001",
+        "superseded-step-00000002",
+        "superseded-step-00000002-2",
+        "superseded-step-00000003",
+    ]
+    assert checkpoint.load(tmp_path / "superseded-step-00000003").step == 3
+
+
+def test_clean_removes_what_dead_writers_left_and_nothing_else(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    shutil.copytree(path, tmp_path / ".saving-0123")
+    shutil.copytree(path, tmp_path / ".removing-0123")
+    (tmp_path / "notes.txt").write_text("mine")
+    with checkpoint._saving_folder(tmp_path) as alive:
+        done = checkpoint.clean(tmp_path)
+        assert alive.is_dir()
+    assert sorted(path.name for path in done) == [".removing-0123", ".saving-0123"]
+    assert names(tmp_path) == ["notes.txt", "step-00000001"]
+
+
+def test_a_folder_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "none"
+    assert checkpoint.clean(folder) == []
+    assert checkpoint.find_latest(folder) == (None, [])
+    assert checkpoint.prune(folder, 1) == []
+    assert checkpoint.supersede(folder, 1) == []
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+def test_a_missing_checkpoint_names_those_that_exist(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    diagnostic = diagnostic_of(lambda: checkpoint.load(tmp_path / "step-00000002"))
+    assert diagnostic.code == "E-CKPT-001"
+    assert "step-00000002" in diagnostic.message
+    assert "`step-00000001`" in diagnostic.notes[0]
+    assert diagnostic.help
+
+
+def test_every_flipped_byte_of_the_state_is_found(tmp_path: Path) -> None:
+    path = save(tmp_path, 1)
+    state = path / checkpoint.STATE_FILE
+    content = state.read_bytes()
+    for at in range(len(content)):
+        state.write_bytes(content[:at] + bytes([content[at] ^ 0x10]) + content[at + 1 :])
+        diagnostic = diagnostic_of(lambda: checkpoint.load(path))
+        assert diagnostic.code == "E-CKPT-002"
+        assert "sha256" in diagnostic.message
+
+
+def test_find_latest_passes_over_damaged_ones_and_says_why(tmp_path: Path) -> None:
+    good = save(tmp_path, 1)
+    flipped, short, bare = (save(tmp_path, step) for step in (2, 3, 4))
+    state = flipped / checkpoint.STATE_FILE
+    state.write_bytes(state.read_bytes()[:-1] + b"\x55")
+    os.truncate(short / checkpoint.STATE_FILE, 40)
+    (bare / checkpoint.RECORD_FILE).unlink()
+    found, skipped = checkpoint.find_latest(tmp_path)
+    assert found == good
+    assert [path for path, _ in skipped] == [bare, short, flipped]
+    reasons = [reason for _, reason in skipped]
+    assert "missing" in reasons[0] and "40 bytes" in reasons[1] and "sha256" in reasons[2]
+
+
+HEADERS = {
+    "nothing": b"",
+    "header longer than the file": (10**12).to_bytes(8, "little") + b"{}",
+    "not JSON": (4).to_bytes(8, "little") + b"\x80\x04K\x01",
+    "pickle": b"\x80\x04\x95\x0b\x00\x00\x00\x00\x00\x00\x00\x8c\x02os\x94.",
+}
+ENTRIES = {
+    "offsets past the end": {"dtype": "F32", "shape": [4], "data_offsets": [0, 1600]},
+    "offsets backwards": {"dtype": "F32", "shape": [4], "data_offsets": [16, 0]},
+    "shape that overflows": {"dtype": "F32", "shape": [2**62, 2**62], "data_offsets": [0, 16]},
+    "shape larger than its data": {"dtype": "F32", "shape": [5], "data_offsets": [0, 16]},
+    "negative shape": {"dtype": "F32", "shape": [-4], "data_offsets": [0, 16]},
+    "unknown dtype": {"dtype": "O", "shape": [2], "data_offsets": [0, 16]},
+    "dtype we never write": {"dtype": "F64", "shape": [2], "data_offsets": [0, 16]},
+    "eight-bit float": {"dtype": "F8_E4M3", "shape": [16], "data_offsets": [0, 16]},
+    "complex": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]},
+    "no offsets": {"dtype": "F32", "shape": [4]},
+}
+for title, entry in ENTRIES.items():
+    text = json.dumps({"w": entry}).encode()
+    HEADERS[title] = len(text).to_bytes(8, "little") + text + bytes(16)
+
+
+@pytest.mark.parametrize("title", HEADERS)
+def test_a_hostile_state_that_its_record_vouches_for_is_refused(tmp_path: Path, title: str) -> None:
+    tensors = {"w": np.zeros(4, np.float32)}
+    path = checkpoint.save(tmp_path, 1, tensors, meta_of(tensors))
+    replace_state(path, HEADERS[title])
+    assert diagnostic_of(lambda: checkpoint.load(path)).code == "E-CKPT-002"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: record.clear(),
+        lambda record: record.pop("roles"),
+        lambda record: record.update(version=2),
+        lambda record: record.update(step=2),
+        lambda record: record.update(step=True),
+        lambda record: record.update(step="1"),
+        lambda record: record.update(roles=[]),
+        lambda record: record["roles"].update(ghost="parameter"),
+        lambda record: record["roles"].pop("mask"),
+        lambda record: record.update(experiment_digest=None),
+        lambda record: record.update(state=None),
+        lambda record: record["state"].update(file="../../../etc/passwd"),
+        lambda record: record["state"].update(bytes="many"),
+        lambda record: record["state"].update(sha256=None),
+    ],
+)
+def test_a_wrong_record_is_refused(tmp_path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = save(tmp_path, 1)
+    rewrite(path, change)
+    diagnostic = diagnostic_of(lambda: checkpoint.load(path))
+    assert diagnostic.code == "E-CKPT-002" and diagnostic.help
+    assert checkpoint.find_latest(tmp_path)[0] is None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff", b"[" * 100_000, b'{"step": ' + b"9" * 10_000 + b"}", b"[]"]
+)
+def test_a_record_that_is_no_object_is_refused(tmp_path: Path, content: bytes) -> None:
+    path = save(tmp_path, 1)
+    (path / checkpoint.RECORD_FILE).write_bytes(content)
+    assert diagnostic_of(lambda: checkpoint.load(path)).code == "E-CKPT-002"
+
+
+# --- another experiment -------------------------------------------------------------------------
+
+
+def test_an_equal_digest_passes_whatever_the_text() -> None:
+    checkpoint.same_experiment(meta_of({}), "sha256:aa", file_text="; only a comment", overrides={})
+
+
+def test_another_experiment_is_refused_with_both_digests_and_what_differs() -> None:
+    meta = meta_of({})
+    text = meta["file_text"]
+    plain = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb"))
+    assert plain.code == "E-CKPT-003" and plain.help
+    assert "sha256:aa" in plain.notes[0] and "sha256:bb" in plain.notes[1]
+
+    changed = diagnostic_of(
+        lambda: checkpoint.same_experiment(meta, "sha256:bb", "(defrun r)\n(x)\n", {"steps": 5})
+    )
+    assert "line 2" in changed.notes[2] and "größer" in changed.notes[2] and len(changed.notes) == 3
+    longer = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb", text + "(more)\n"))
+    assert "line 3" in longer.notes[2] and "nothing then" in longer.notes[2]
+    overridden = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb", text, {"steps": 6}))
+    assert '{"steps": 5}' in overridden.notes[2] and '{"steps": 6}' in overridden.notes[2]
+    data = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb", text, {"steps": 5}))
+    assert "the data" in data.notes[2]
+
+
+# --- a system that refuses ----------------------------------------------------------------------
+
+
+def no_space(*_: object, **__: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def no_space_in_library(_: object, path: Path) -> None:
+    path.write_bytes(b"half")
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize(
+    "module, name, fake",
+    [
+        (checkpoint, "save_file", no_space_in_library),
+        (files, "sync_file", no_space),
+        (os, "fsync", no_space),
+        (Path, "write_bytes", no_space),
+        (Path, "mkdir", no_space),
+    ],
+)
+def test_a_full_disk_is_explained_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: object, name: str, fake: Callable[..., object]
+) -> None:
+    path = save(tmp_path, 1, seed=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, name, fake)
+        for step in (1, 2):
+            diagnostic = diagnostic_of(lambda step=step: save(tmp_path, step, seed=2))  # type: ignore[misc]
+            assert diagnostic.code == "E-IO-001"
+            assert "no space is left" in diagnostic.message and f"step-0000000{step}" in diagnostic.message
+            assert diagnostic.help
+    assert names(tmp_path) == ["step-00000001"]
+    np.testing.assert_array_equal(checkpoint.load(path).tensors["model/w"], tensors_of(1)["model/w"])
+
+
+def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    diagnostic = diagnostic_of(lambda: save(tmp_path / "file" / "checkpoints", 1))
+    assert diagnostic.code == "E-IO-001" and "is a file" in diagnostic.message
+
+
+def test_the_library_still_reports_system_errors_the_way_we_read_them(tmp_path: Path) -> None:
+    with pytest.raises(SafetensorError, match=r"\(os error 2\)"):
+        save_file({}, tmp_path / "none" / "x")
+
+
+@pytest.mark.parametrize("write", [files.write_atomic, files.replace_atomic])
+def test_atomic_writes_replace_or_leave_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[Path, bytes], None]
+) -> None:
+    path = tmp_path / "f"
+    write(path, b"one")
+    write(path, b"two")
+    assert path.read_bytes() == b"two"
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", no_space)
+        diagnostic = diagnostic_of(lambda: write(path, b"three"))
+    assert str(path) in diagnostic.message
+    assert path.read_bytes() == b"two" and names(tmp_path) == ["f"]
+    (tmp_path / ".f.0011.tmp").write_bytes(b"left by a killed writer")
+    (tmp_path / ".g.0011.tmp").write_bytes(b"not ours")
+    files.remove_leftovers(path)
+    assert names(tmp_path) == [".g.0011.tmp", "f"]
+
+
+# --- killed while saving ------------------------------------------------------------------------
+
+WRITER = """
+import sys
+from pathlib import Path
+import numpy as np
+from sexpgpu.train import checkpoint
+
+folder, start = Path(sys.argv[1]), int(sys.argv[2])
+checkpoint.clean(folder)
+roles = {name: "parameter" for name in "abcd"}
+step = start
+while True:
+    tensors = {name: np.full(50_000, step, np.float32) for name in roles}
+    meta = {"experiment_digest": "d", "cursor": step, "seed": 0, "file_text": "", "overrides": {}}
+    meta["roles"] = roles
+    for _ in range(2):  # the second save replaces the first
+        checkpoint.save(folder, step, tensors, meta)
+    checkpoint.prune(folder, 1)
+    print(step, flush=True)
+    step += 1
+"""
+
+
+def kill_while_saving(folder: Path, start: int, delay_s: float) -> int:
+    """Run the writer, kill it `delay_s` after its first checkpoint; return the last step it said it saved."""
+    command = [sys.executable, "-c", WRITER, str(folder), str(start)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=PACKAGE_PARENT) as writer:
+        assert writer.stdout is not None
+        first = writer.stdout.readline()
+        time.sleep(delay_s)
+        writer.send_signal(signal.SIGKILL)
+        rest = writer.stdout.read()
+    steps = (first + rest).splitlines()
+    assert steps, "the writer died by itself"
+    return int(steps[-1])
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    start = 1
+    for _ in range(12):
+        said = kill_while_saving(tmp_path, start, rng.uniform(0, 0.05))
+        found, skipped = checkpoint.find_latest(tmp_path)
+        assert found is not None and skipped == []
+        loaded = checkpoint.load(found)
+        assert loaded.step in (said, said + 1) and loaded.meta["cursor"] == loaded.step
+        assert all((tensor == loaded.step).all() for tensor in loaded.tensors.values())
+        start = loaded.step
+    checkpoint.clean(tmp_path)
+    assert all(name.startswith("step-") for name in names(tmp_path))
+
+
+@pytest.mark.slow
+def test_saving_does_not_copy_the_tensors(tmp_path: Path) -> None:
+    script = """
+import resource, sys
+import numpy as np
+from sexpgpu.train import checkpoint
+tensors = {f"t{i}": np.ones(32 * 2**20, np.float32) for i in range(4)}
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+roles = {name: "parameter" for name in tensors}
+meta = {"experiment_digest": "d", "cursor": 0, "seed": 0, "file_text": "", "overrides": {}, "roles": roles}
+checkpoint.save(sys.argv[1], 1, tensors, meta)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=PACKAGE_PARENT)
+    grown_kib = int(done.stdout) // (1024 if sys.platform == "darwin" else 1)
+    assert grown_kib < 64 * 1024, "512 MiB of tensors"
