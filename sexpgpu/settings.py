@@ -35,7 +35,10 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text)
     if match is None or match[2].lower() not in UNITS:
         raise DiagnosticError(
-            Diagnostic("E-DEV-003", f"SEXPGPU_MEMORY is {text!r}, not a number of bytes",
-                       help=("write bytes, or a number and a unit: SEXPGPU_MEMORY=24GiB",))
-        )  # fmt: skip
+            Diagnostic(
+                "E-DEV-003",
+                f"SEXPGPU_MEMORY is {text!r}, not a number of bytes",
+                help=("write bytes, or a number and a unit: SEXPGPU_MEMORY=24GiB",),
+            )
+        )
     return int(float(match[1]) * UNITS[match[2].lower()])

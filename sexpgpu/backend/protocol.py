@@ -59,7 +59,7 @@ class Session(Protocol):
         ...
 
     def read(self, slot: str) -> Future[Array]:
-        """A copy of a slot's contents, later."""
+        """A slot's contents, later; they hold until the session runs or writes again."""
         ...
 
     def run(self, calls: Sequence[Call]) -> Future[tuple[Outputs, ...]]:

@@ -5,7 +5,7 @@ Flow: `cli` opens the device that flag, environment or default names, and passes
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sexpgpu.backend.protocol import Device
@@ -18,6 +18,11 @@ class _Kind:
 
     open: Callable[[bool, int | None], Device] | None
     missing: str = ""
+    probe: Callable[[], str] | None = None
+
+    def why_not(self) -> str:
+        """Why it cannot be opened here; empty where it can, as far as a look can tell."""
+        return self.missing if self.probe is None else self.probe()
 
 
 def _open_cpu(double: bool, threads: int | None) -> Device:
@@ -26,10 +31,26 @@ def _open_cpu(double: bool, threads: int | None) -> Device:
     return CpuDevice(double, threads)
 
 
+def _open_cuda(double: bool, threads: int | None) -> Device:
+    from sexpgpu.backend.cuda.device import open_cuda
+
+    return open_cuda(_others("cuda"))
+
+
+def _missing_for_cuda() -> str:
+    from sexpgpu.backend.cuda.device import Missing, check_driver
+
+    try:
+        check_driver()
+    except Missing as missing:
+        return missing.what
+    return ""
+
+
 _KINDS = {
     "cpu": _Kind(_open_cpu),
     "metal": _Kind(None, "this version has no Metal device"),
-    "cuda": _Kind(None, "this version has no CUDA device"),
+    "cuda": _Kind(_open_cuda, probe=_missing_for_cuda),
 }
 
 
@@ -59,8 +80,16 @@ def device_kinds() -> tuple[str, ...]:
 
 def _available() -> str:
     """What can be opened here, and why the others cannot."""
-    open_here = ", ".join(f"`{name}`" for name, kind in _KINDS.items() if kind.open is not None)
-    others = "; ".join(
-        f"`{name}` cannot: {kind.missing}" for name, kind in _KINDS.items() if kind.open is None
-    )
-    return f"{open_here} can be opened here; {others}"
+    return _described(_KINDS)
+
+
+def _others(name: str) -> str:
+    """The same for all kinds but one."""
+    return _described({other: kind for other, kind in _KINDS.items() if other != name})
+
+
+def _described(kinds: Mapping[str, _Kind]) -> str:
+    reasons = {name: kind.why_not() for name, kind in kinds.items()}
+    open_here = ", ".join(f"`{name}`" for name, why in reasons.items() if not why)
+    others = "; ".join(f"`{name}` cannot: {why}" for name, why in reasons.items() if why)
+    return f"{open_here} can be opened here; {others}" if others else f"{open_here} can be opened here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,11 +13,27 @@ from sexpgpu.diagnostics import DiagnosticError, render
 
 @click.command("check")
 @experiment_options
-@click.option("--print", "what", type=click.Choice(["forms", "graph"]), help="Print the forms, or each objective's graph.")
-@click.option("--format", "style", type=click.Choice(["full", "concise", "json"]), default="full", help="How errors look.")
+@click.option(
+    "--print",
+    "what",
+    type=click.Choice(["forms", "graph"]),
+    help="Print the forms, or each objective's graph.",
+)
+@click.option(
+    "--format",
+    "style",
+    type=click.Choice(["full", "concise", "json"]),
+    default="full",
+    help="How errors look.",
+)
 @reporting("check")
 def command(
-    file: Path, variant: str | None, settings: tuple[str, ...], run_name: str | None, what: str | None, style: str
+    file: Path,
+    variant: str | None,
+    settings: tuple[str, ...],
+    run_name: str | None,
+    what: str | None,
+    style: str,
 ) -> None:
     """Elaborate FILE, and every variant of it unless --variant chooses one; print what is wrong."""
     if what == "forms":
@@ -26,13 +43,12 @@ def command(
         experiment = load(file, variant, settings, run_name)
         variants = experiment.variants if variant is None else ()
         for name in variants:
-            load(file, name, settings, run_name)
+            _check_variant(file, name, settings, run_name)
     except DiagnosticError as error:
         if style == "full":
             raise
         click.echo(render(error.diagnostics, "check", style))  # type: ignore[arg-type]
         raise SystemExit(1) from None
-    _refuse_undifferentiable(experiment)
     if what == "graph":
         from sexpgpu.ir.text import graph_text
 
@@ -46,14 +62,12 @@ def command(
     click.echo(f"{file}: good ({shown}): {count}{states}")
 
 
-def _refuse_undifferentiable(experiment: object) -> None:
-    from sexpgpu.lang.experiment import Experiment
-    from sexpgpu.train.differentiable import missing_gradients
-
-    assert isinstance(experiment, Experiment)
-    found = missing_gradients(experiment)
-    if found:
-        raise DiagnosticError(found)
+def _check_variant(file: Path, name: str, settings: tuple[str, ...], run_name: str | None) -> None:
+    try:
+        load(file, name, settings, run_name)
+    except DiagnosticError as error:
+        note = f"the plain experiment is good; this is in the variant `{name}`"
+        raise DiagnosticError([replace(d, notes=(*d.notes, note)) for d in error.diagnostics]) from error
 
 
 def _print_forms(file: Path) -> None:
@@ -64,5 +78,3 @@ def _print_forms(file: Path) -> None:
         raise DiagnosticError(result.diagnostics)
     for form in result.forms:
         click.echo(pretty(form))
-
-

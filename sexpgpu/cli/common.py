@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 Command = Callable[..., Any]
 GIB = 1 << 30
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
 
 
 def reporting(command: str) -> Callable[[Command], Command]:
@@ -34,12 +38,26 @@ def reporting(command: str) -> Callable[[Command], Command]:
             except DiagnosticError as error:
                 click.echo(render(error.diagnostics, command), err=True)
                 sys.exit(1)
-            except BrokenPipeError:
+            except OSError as error:
+                # Files are explained where they are touched; what is left is the output, closed or full.
+                _forget_output()
+                if not isinstance(error, BrokenPipeError):
+                    reason = (error.strerror or str(error)).lower()
+                    click.echo(f"sexpgpu {command}: E-IO-001: cannot write the output: {reason}", err=True)
                 sys.exit(1)
+            except KeyboardInterrupt:
+                click.echo(f"sexpgpu {command}: interrupted", err=True)
+                sys.exit(INTERRUPTED)
 
         return inner
 
     return wrap
+
+
+def _forget_output() -> None:
+    """Let what is still to be written go nowhere, so that the interpreter's own flush does not fail again."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def parse_settings(values: tuple[str, ...]) -> dict[str, str]:
@@ -57,25 +75,38 @@ def parse_settings(values: tuple[str, ...]) -> dict[str, str]:
 
 def experiment_options(function: Command) -> Command:
     """FILE, --variant, --set, --run."""
-    function = click.option("--run", "run_name", metavar="NAME", help="Which `defrun`, if the file has several.")(function)
-    function = click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Override a constant.")(function)
+    function = click.option("--run", "run_name", metavar="NAME", help="Which `defrun`, if the file has several.")(
+        function
+    )
+    function = click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Override a constant.")(
+        function
+    )
     function = click.option("--variant", metavar="NAME", help="Use a `defvariant` of the file.")(function)
     return click.argument("file", type=click.Path(path_type=Path))(function)
 
 
 def device_option(function: Command) -> Command:
     """--device."""
-    return click.option("--device", metavar="KIND", help="cpu, metal or cuda; default SEXPGPU_DEVICE, else cpu.")(function)
+    return click.option("--device", metavar="KIND", help="cpu, metal or cuda; default SEXPGPU_DEVICE, else cpu.")(
+        function
+    )
 
 
 def load(
-    file: Path, variant: str | None, settings: tuple[str, ...], run_name: str | None,
+    file: Path,
+    variant: str | None,
+    settings: tuple[str, ...],
+    run_name: str | None,
     keys: dict[str, dict[str, str]] | None = None,
-) -> Experiment:  # fmt: skip
-    """The experiment, its warnings printed on standard error."""
+) -> Experiment:
+    """The experiment, every loss of which can be differentiated. Raises DiagnosticError."""
     from sexpgpu.lang.load import load_experiment
+    from sexpgpu.train.differentiable import missing_gradients
 
     experiment = load_experiment(file, variant=variant, settings=parse_settings(settings), run=run_name, keys=keys)
+    missing = missing_gradients(experiment)
+    if missing:
+        raise DiagnosticError(missing)
     return experiment
 
 
@@ -96,5 +127,8 @@ def open_program(program: Program, settings: Settings) -> tuple[Device, ProgramP
 
 
 def gib(num_bytes: float) -> str:
-    """Bytes for people: GiB from a tenth up, else MiB."""
-    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB / 10 else f"{num_bytes / 2**20:.1f} MiB"
+    """Bytes for people: GiB from a tenth up, else MiB, else KiB."""
+    for unit, size in (("GiB", GIB), ("MiB", 1 << 20)):
+        if num_bytes >= size / 10:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes / 1024:.1f} KiB"

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Sequence
 from importlib import metadata
+from typing import Protocol, runtime_checkable
 
 import click
 
 from sexpgpu.cli.common import reporting
 
 LIBRARIES = ("numpy", "ml_dtypes", "safetensors", "click", "rich", "pillow")
+
+
+@runtime_checkable
+class Detailed(Protocol):
+    """A device that has more to say than one line."""
+
+    def details(self) -> Sequence[str]:
+        """Its libraries, its memory, and what would be better."""
+        ...
 
 
 @click.command("doctor")
@@ -29,11 +40,17 @@ def command() -> None:
         devices.add_column(column, overflow="fold")
     for name in device_kinds():
         try:
-            devices.add_row(name, "yes", open_device(name).describe())
+            device = open_device(name)
         except DiagnosticError as error:
-            devices.add_row(name, "no", error.diagnostics[0].message)
+            diagnostic = error.diagnostics[0]
+            devices.add_row(name, "no", "\n".join([diagnostic.message, *diagnostic.help]))
+            continue
+        details = device.details() if isinstance(device, Detailed) else ()
+        devices.add_row(name, "yes", "\n".join([device.describe(), *details]))
     console.print(devices)
     console.print()
-    console.print(f"sexpgpu {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    console.print(
+        f"sexpgpu {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}"
+    )
     versions = [f"{name} {metadata.version(name)}" for name in LIBRARIES]
     console.print(", ".join(versions))

@@ -12,14 +12,25 @@ from sexpgpu.cli.common import device_option, experiment_options, load, reportin
 @click.command("evaluate")
 @experiment_options
 @device_option
-@click.option("--checkpoint", default="latest", metavar="latest|PATH", help="Which checkpoint; default the latest run's.")
+@click.option(
+    "--checkpoint",
+    default="latest",
+    metavar="latest|PATH",
+    help="Which checkpoint; default the latest run's.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder, as given to `run`.")
 @click.option("--only", metavar="NAME", help="One evaluation of the file.")
 @reporting("evaluate")
 def command(
-    file: Path, variant: str | None, settings: tuple[str, ...], run_name: str | None, device: str | None,
-    checkpoint: str, out: Path | None, only: str | None,
-) -> None:  # fmt: skip
+    file: Path,
+    variant: str | None,
+    settings: tuple[str, ...],
+    run_name: str | None,
+    device: str | None,
+    checkpoint: str,
+    out: Path | None,
+    only: str | None,
+) -> None:
     """Run the evaluations of FILE on a checkpoint."""
     import numpy as np
 

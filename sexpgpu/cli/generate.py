@@ -13,7 +13,12 @@ from sexpgpu.cli.common import device_option, experiment_options, load, reportin
 @click.command("generate", context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 @experiment_options
 @device_option
-@click.option("--checkpoint", default="latest", metavar="latest|PATH", help="Which checkpoint; default the latest run's.")
+@click.option(
+    "--checkpoint",
+    default="latest",
+    metavar="latest|PATH",
+    help="Which checkpoint; default the latest run's.",
+)
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder, as given to `run`.")
 @click.option("--only", metavar="NAME", help="Which generator, if the file has several.")
 @click.option("--sample", type=int, default=0, help="Another number, another sample.")
@@ -21,13 +26,22 @@ from sexpgpu.cli.common import device_option, experiment_options, load, reportin
 @click.pass_context
 @reporting("generate")
 def command(
-    ctx: click.Context, file: Path, variant: str | None, settings: tuple[str, ...], run_name: str | None,
-    device: str | None, checkpoint: str, out: Path | None, only: str | None, sample: int, save: Path | None,
-) -> None:  # fmt: skip
+    ctx: click.Context,
+    file: Path,
+    variant: str | None,
+    settings: tuple[str, ...],
+    run_name: str | None,
+    device: str | None,
+    checkpoint: str,
+    out: Path | None,
+    only: str | None,
+    sample: int,
+    save: Path | None,
+) -> None:
     """Run a generator of FILE on a checkpoint. The generator's keys are options: --prompt "The " --heat 0.7"""
     from sexpgpu.cli.restored import restored
     from sexpgpu.diagnostics import Diagnostic, DiagnosticError, nearest
-    from sexpgpu.train.generation import run_generator, save_sample
+    from sexpgpu.train.generation import run_generator, save_sample, shows_as_it_comes
     from sexpgpu.train.schedule import HostSchedule
 
     keys = _keys(ctx.args)
@@ -36,8 +50,12 @@ def command(
     if not names or (only is not None and only not in names) or (only is None and len(names) > 1):
         near = nearest(only or "", names)
         hint = f"`{near}` is a near name" if near else "the generators of this file: " + (", ".join(names) or "none")
-        what = f"no generator is called `{only}`" if only else "name the generator with --only" if names else (
-            "this file has no `defgenerator`"
+        what = (
+            f"no generator is called `{only}`"
+            if only
+            else "name the generator with --only"
+            if names
+            else ("this file has no `defgenerator`")
         )
         raise DiagnosticError(Diagnostic("E-RUN-005", what, help=(hint,)))
     name = only or names[0]
@@ -46,18 +64,20 @@ def command(
     generator = experiment.generators[name]
     with restored(experiment, file, device, checkpoint, out) as (program, session, step):
         schedule = HostSchedule(program.schedule)
-        shows_text = (generator.show or "").startswith("text:") and generator.num_emitted > 0
+        streaming = shows_as_it_comes(generator)
 
         def write(text: str) -> None:
             sys.stdout.write(text)
             sys.stdout.flush()
 
-        made = run_generator(experiment, program, session, schedule, generator, step, sample, write if shows_text else None)
-        if shows_text:
+        made = run_generator(
+            experiment, program, session, schedule, generator, step, sample, write if streaming else None
+        )
+        if streaming:
             click.echo()
         elif made.text is not None:
             click.echo(made.text)
-        if save is not None or not (shows_text or made.text is not None):
+        if save is not None or made.text is None:
             click.echo(f"saved as {save_sample(save or Path(), generator, made, step)}")
 
 

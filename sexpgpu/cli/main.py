@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 
 import click
 
@@ -12,6 +14,7 @@ COMMANDS = {
     "run": "Train: run the experiment of FILE.",
     "check": "Elaborate FILE and every variant of it; print what is wrong.",
     "ir": "Print the program of FILE, the same for every device.",
+    "lower": "Print what a device would make of FILE: kernels, libraries, memory.",
     "evaluate": "Run the evaluations of FILE on a checkpoint.",
     "generate": "Run a generator of FILE on a checkpoint.",
     "doctor": "What this machine has to run on.",
@@ -39,3 +42,6 @@ class _Lazy(click.Group):
 @click.version_option(__version__, prog_name="sexpgpu")
 def main() -> None:
     """Describe a machine-learning experiment in one .sx file, and run it."""
+    for stream in (sys.stdout, sys.stderr):  # a sample may hold what a narrow encoding lacks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")

@@ -11,10 +11,7 @@ from types import FrameType
 
 import click
 
-from sexpgpu.cli.common import device_option, experiment_options, gib, load, open_program, reporting, warn
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
+from sexpgpu.cli.common import INTERRUPTED, device_option, experiment_options, gib, load, open_program, reporting, warn
 
 
 @click.command("run")
@@ -22,7 +19,11 @@ INTERRUPTED = 130
 @device_option
 @click.option("--steps", type=click.IntRange(min=1), help="End at this step, if that is before the file's `:steps`.")
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder; default runs/FILE, runs/FILE-2, …")
-@click.option("--resume", metavar="latest|PATH", help="Continue the latest run of FILE, a run's folder, or a checkpoint.")
+@click.option(
+    "--resume",
+    metavar="latest|PATH",
+    help="Continue the latest run of FILE, a run's folder, or a checkpoint.",
+)
 @click.option("--quiet", is_flag=True, help="Print errors only.")
 @reporting("run")
 def command(
@@ -42,6 +43,7 @@ def command(
     from sexpgpu.diagnostics import DiagnosticError
     from sexpgpu.settings import from_environment
     from sexpgpu.train.checkpoint import same_experiment, supersede
+    from sexpgpu.train.files import write_atomic
     from sexpgpu.train.folder import new_folder, resumed
     from sexpgpu.train.identity import experiment_digest
     from sexpgpu.train.loop import Training
@@ -50,11 +52,10 @@ def command(
     from sexpgpu.train.progress import Progress
     from sexpgpu.train.status import mark_failed
 
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     experiment = load(file, variant, settings, run_name)
     if not quiet:
         warn(experiment, "run")
-    _refuse(experiment)
     assembly = assemble(experiment)
     environment = from_environment(device)
     chosen, plan, open_session = open_program(assembly.program, environment)
@@ -71,9 +72,12 @@ def command(
             click.echo(f"sexpgpu run: {note}", err=True)
     else:
         folder = new_folder(file.stem, out, Path("runs"))
+        write_atomic(folder.path / "experiment.sx", experiment.text.encode())
     if not quiet:
         states = f", {len(experiment.states)} states" if experiment.states else ""
-        console.print(f"{file}: {experiment.num_parameters:,} parameters in {len(experiment.parameters)} tensors{states}")
+        console.print(
+            f"{file}: {experiment.num_parameters:,} parameters in {len(experiment.parameters)} tensors{states}"
+        )
         console.print(f"lowering: {chosen.name} {chosen.describe()}")
         console.print(f"  {'memory':<24}{gib(plan.peak_bytes)} of {gib(free)} free")
         console.print(f"  {'stacking':<24}{assembly.stacking}: this device runs one microbatch a call")
@@ -87,15 +91,23 @@ def command(
     try:
         with _interrupts() as stopped, Progress(console, last_step, start_step, quiet) as progress:
             training = Training(
-                experiment, assembly, session, folder, progress,
-                digest=digest, start_step=start_step, last_step=last_step, stop=lambda: bool(stopped),
-            )  # fmt: skip
+                experiment,
+                assembly,
+                session,
+                folder,
+                progress,
+                digest=digest,
+                start_step=start_step,
+                last_step=last_step,
+                stop=lambda: bool(stopped),
+            )
             training.restore(tensors)
             tensors.clear()
             try:
                 reached = training.run()
             except DiagnosticError as error:
-                mark_failed(folder.status, error.diagnostics[0].code)
+                with contextlib.suppress(DiagnosticError):  # what stopped the run is the one to tell
+                    mark_failed(folder.status, error.diagnostics[0].code)
                 raise
         peak, planned = session.peak_bytes(), plan.peak_bytes
         with contextlib.ExitStack() as stack:
@@ -114,12 +126,6 @@ def command(
 
 def _parts(parts: dict[str, int]) -> dict[str, int]:
     return {f"{name} bytes".replace("'", "").replace(" ", "_"): value for name, value in parts.items()}
-
-
-def _refuse(experiment: object) -> None:
-    from sexpgpu.cli.check import _refuse_undifferentiable
-
-    _refuse_undifferentiable(experiment)
 
 
 @contextlib.contextmanager

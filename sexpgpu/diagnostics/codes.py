@@ -85,7 +85,8 @@ _NAMES = (
     (
         "E-NAME-002",
         "name defined twice",
-        "two definitions of one file, or two parameters of one form, share a name",
+        "two definitions of one file, or two parameters of one form, share a name, or a measure takes that of a "
+        "series which the run itself writes",
         "rename or remove one of the two",
     ),
     (

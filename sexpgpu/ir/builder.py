@@ -74,7 +74,9 @@ class Builder:
             raise TypeFault(f"`{name}` is {found.type} and {type}")
         return found
 
-    def graph(self, name: str, outputs: Sequence[tuple[str, Value]], inputs: Sequence[Value] | None = None) -> Graph:
+    def graph(
+        self, name: str, outputs: Sequence[tuple[str, Value]], inputs: Sequence[Value] | None = None
+    ) -> Graph:
         """Freeze what `outputs` need. `inputs` fixes their order, and keeps those that nothing reads."""
         nodes = reachable(tuple(value for _, value in outputs))
         if inputs is None:
@@ -148,8 +150,10 @@ class Builder:
     def broadcast(self, x: Value, shape: Sequence[int], axes: Sequence[int]) -> Value:
         """Axis i of `x` becomes axis `axes[i]` of the result; the other axes repeat it."""
         shape, axes = tuple(shape), tuple(axes)
-        return x if x.shape == shape and axes == tuple(range(len(shape))) else self.op(
-            "broadcast", x, shape=shape, axes=axes
+        return (
+            x
+            if x.shape == shape and axes == tuple(range(len(shape)))
+            else self.op("broadcast", x, shape=shape, axes=axes)
         )
 
     def expand_like(self, x: Value, shape: Sequence[int], axes: Sequence[int]) -> Value:

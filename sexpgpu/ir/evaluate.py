@@ -28,8 +28,10 @@ def evaluate(
     flag: takes run-time faults (index out of range, division by zero).
     """
     ctx = Context(ORACLE_DTYPES if double else NUMPY_DTYPES, flag)
-    arrays = [np.asarray(inputs[name]).astype(ctx.dtype(v.type), copy=False)
-              for name, v in zip(graph.input_names, graph.inputs, strict=True)]  # fmt: skip
+    arrays = [
+        np.asarray(inputs[name]).astype(ctx.dtype(v.type), copy=False)
+        for name, v in zip(graph.input_names, graph.inputs, strict=True)
+    ]
     return dict(zip([name for name, _ in graph.outputs], run_graph(ctx, graph, arrays), strict=True))
 
 

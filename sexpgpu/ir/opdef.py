@@ -76,6 +76,9 @@ class Sample:
 TypeRule = Callable[[Sequence[TensorType], Attrs, Sequence[Graph]], tuple[TensorType, ...]]
 Meaning = Callable[[Context, Node, Sequence[Array]], Array | tuple[Array, ...]]
 Into = Callable[[Context, Node, Sequence[Array], Sequence[Array]], None]
+Stages = tuple[tuple[Callable[[], Any], ...], ...]
+"""Calls that compute a node: stages in order, the calls of one stage independent of each other."""
+Prepare = Callable[[Context, Node, Sequence[Array], Sequence[Array]], Stages]
 GradientRule = Callable[["Builder", Node, Sequence[Value | None]], Sequence[Value | None]]
 StackingRule = Callable[["Builder", Node, Sequence[Value], Sequence[bool], int], tuple[Value, ...]]
 
@@ -98,6 +101,9 @@ class OpDef:
     type_rule: types of the outputs; raises TypeFault.
     meaning: the plainest correct NumPy text, the oracle of every device.
     into: the same written straight into given arrays, where that saves the interpreter a copy.
+    ufunc: a NumPy function that is the whole meaning: of a map applied, of a reduction folded over `axes`.
+    prepare: the same as calls on arrays that stay where they are: what depends on shapes and strides alone
+        is found out once. How work is cut into calls depends on shapes alone too.
     gradient: cotangents of outputs (None: zero) to cotangents of inputs (None: zero or no gradient);
         None as a rule: the operation cannot be differentiated. `no_gradient` says that it is zero everywhere.
     stacking: the operation on k microbatches at once; inputs flagged True carry a leading axis of size k,
@@ -117,6 +123,8 @@ class OpDef:
     samples: tuple[Sample, ...]
     params: dict[str, str] = field(default_factory=dict)
     into: Into | None = None
+    ufunc: np.ufunc | None = None
+    prepare: Prepare | None = None
     cost: Callable[[Node], Cost] = _elementwise_cost
 
 

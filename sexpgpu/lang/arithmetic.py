@@ -35,6 +35,9 @@ UNARY = {
 }  # fmt: skip
 """Functions of one operand and the IR operation of each."""
 
+INTEGER_BITS = 64
+"""An elaboration integer is one that an i64 tensor could hold."""
+
 FLOAT_ONLY = frozenset(UNARY) - {"neg", "abs", "sign", "not"}
 COMPARISONS = frozenset(("=", "!=", "<", "<=", ">", ">="))
 
@@ -62,6 +65,8 @@ def _whole(function: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
 
 
 def _power(x: Any, y: Any) -> Any:
+    if isinstance(x, int) and isinstance(y, int) and y > 0 and x.bit_length() * y > 4 * INTEGER_BITS:
+        raise TypeFault(f"{x} to the power {y} is no integer of {INTEGER_BITS} bits", "E-TYPE-005", f"(pow {x}.0 {y})")
     result = x**y
     if isinstance(result, complex):
         raise TypeFault(f"{x} to the power {y} is no real number", "E-TYPE-008")
@@ -88,13 +93,14 @@ def is_number(value: Any) -> bool:
 
 def arithmetic(el: Elaborator, op: str, args: Sequence[Any]) -> Any:
     """`op` of one or two operands, by what they are. Raises TypeFault or DiagnosticError."""
-    if any(isinstance(a, Weighted) for a in args):
+    kinds = {type(a) for a in args}
+    if Weighted in kinds:
         return _weighted(el, op, args)
-    if any(isinstance(a, Value) for a in args):
+    if Value in kinds:
         return _tensor(el, op, args)
-    if any(isinstance(a, HostScalar) for a in args):
+    if HostScalar in kinds:
         return _host(el, op, args)
-    if any(isinstance(a, tuple) for a in args) and op not in ("=", "!="):
+    if tuple in kinds and op not in ("=", "!="):
         el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}",
                 help="a vector is taken apart by a pattern [a b], or walked by (for [x v] …)")  # fmt: skip
     return _fold(el, op, args)
@@ -108,13 +114,17 @@ def _fold(el: Elaborator, op: str, args: Sequence[Any]) -> Any:
         if not isinstance(args[0], bool):
             el.fail("E-TYPE-006", f"`not` of {kind_of(args[0])}")
         return not args[0]
-    for arg in args:
-        if not is_number(arg):
-            el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}")
+    if op in ("and", "or") or not all(is_number(arg) for arg in args):
+        el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}",
+                help="`and` and `or` take booleans" if op in ("and", "or") else "")  # fmt: skip
     try:
-        return NUMBER_BINARY[op](*args) if len(args) == 2 else NUMBER_UNARY[op](*args)
+        result = NUMBER_BINARY[op](*args) if len(args) == 2 else NUMBER_UNARY[op](*args)
     except (ValueError, OverflowError, ZeroDivisionError):
         el.fail("E-TYPE-008", f"`{op}` of {' and '.join(f'{a:g}' for a in args)} is no finite number")
+    if isinstance(result, int) and not -(2 ** (INTEGER_BITS - 1)) <= result < 2 ** (INTEGER_BITS - 1):
+        el.fail("E-TYPE-005", f"`{op}` of {args[0]:g} and {args[-1]:g} is no integer of {INTEGER_BITS} bits",
+                help="write one of them as a float")  # fmt: skip
+    return result
 
 
 def _host(el: Elaborator, op: str, args: Sequence[Any]) -> HostScalar:
@@ -138,6 +148,11 @@ def _weighted(el: Elaborator, op: str, args: Sequence[Any]) -> Weighted:
     weights = {a.weight for a in args if isinstance(a, Weighted)}
     if op not in ("+", "-", "*", "/", "neg"):
         el.fail("E-TYPE-006", f"`{op}` of a weighted value", help="`weighted` values are added and scaled only")
+    if (op == "*" and len(args) == sum(isinstance(a, Weighted) for a in args)) or (
+        op == "/" and isinstance(args[1], Weighted)
+    ):
+        el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}",
+                help="`weighted` values are added, and scaled by numbers and scalars")  # fmt: skip
     if len(weights) > 1:
         el.fail("E-TYPE-006", f"`{op}` of two values whose weights differ",
                 help="make each a scalar first and weigh the result once: (weighted V W)")  # fmt: skip
@@ -166,6 +181,9 @@ def _tensor(el: Elaborator, op: str, args: Sequence[Any]) -> Value:
         raise TypeFault(f"`/` divides floats, not {dtype}", "E-TYPE-001", "(quotient x y), or (cast x f32) first")
     if op in FLOAT_ONLY and dtype not in ("f32", "bf16"):
         raise TypeFault(f"`{op}` takes floats, not {dtype}", "E-TYPE-001", "(cast x f32) first")
+    if dtype not in ("f32", "bf16") and any(isinstance(a, HostScalar) and not is_test(a) for a in args):
+        raise TypeFault(f"`{op}` of a tensor of {dtype} and a number that depends on `step`, which is a float",
+                        "E-TYPE-001", "(cast x f32) first")  # fmt: skip
     values = broadcast_together(el, op, [el.tensor(a, dtype) for a in args])
     if dtype != "bf16":
         return b.op(name, *values)
@@ -192,8 +210,11 @@ def _joint(op: str, a: tuple[int, ...], c: tuple[int, ...], values: Sequence[Val
         if long[len(long) - len(short) :] == short:
             return long
     types = " and ".join(str(v.type) for v in values)
-    raise TypeFault(f"`{op}` of {types}: shapes do not fit", "E-TYPE-002",
-                    "equal ranks stretch sizes of 1; a shorter shape must be the tail of the longer: (rearrange …)")  # fmt: skip
+    raise TypeFault(
+        f"`{op}` of {types}: shapes do not fit",
+        "E-TYPE-002",
+        "equal ranks stretch sizes of 1; a shorter shape must be the tail of the longer: (rearrange …)",
+    )
 
 
 def broadcast_to(el: Elaborator, value: Value, shape: tuple[int, ...]) -> Value:
@@ -208,12 +229,24 @@ def broadcast_to(el: Elaborator, value: Value, shape: tuple[int, ...]) -> Value:
     return b.broadcast(value, shape, [i + offset for i in kept])
 
 
+def is_test(value: HostScalar) -> bool:
+    """Whether a host scalar is a comparison, true or false."""
+    return value.value.dtype == "bool"
+
+
+def host_test(el: Elaborator, test: HostScalar) -> Value:
+    """The node of a host scalar that is a comparison."""
+    if not is_test(test):
+        el.fail("E-TYPE-001", f"the test of `where` is {kind_of(test)}, not a comparison", help="(< step 100)")
+    return test.value
+
+
 def where(el: Elaborator, test: Any, x: Any, y: Any) -> Any:
     """`(where TEST X Y)`, elementwise; between numbers that depend on `step` it stays on the host."""
-    if isinstance(test, HostScalar) and not isinstance(x, Value) and not isinstance(y, Value):
+    if isinstance(test, HostScalar) and all(is_number(v) or isinstance(v, HostScalar) for v in (x, y)):
         b = el.schedule.builder
         sides = [v.value if isinstance(v, HostScalar) else b.constant(float(v), SCALAR_F64) for v in (x, y)]
-        return HostScalar(b.op("where", test.value, *sides))
+        return HostScalar(b.op("where", host_test(el, test), *sides))
     if isinstance(test, bool):
         el.fail("E-TYPE-006", "the test of `where` is known while the file is read", help="use (if TEST A B)")
     return host_where(el, test, x, y)
@@ -222,15 +255,15 @@ def where(el: Elaborator, test: Any, x: Any, y: Any) -> Any:
 def host_where(el: Elaborator, test: Any, x: Any, y: Any) -> Any:
     """A choice by a tensor test or by a host boolean."""
     if isinstance(x, tuple) and isinstance(y, tuple) and len(x) == len(y):
-        return tuple(host_where(el, test, a, c) for a, c in zip(x, y, strict=True))
+        return tuple(where(el, test, a, c) for a, c in zip(x, y, strict=True))
     b = el.require_trace().builder
     if isinstance(test, HostScalar):
-        number = el.schedule.builder.cast(test.value, "f64")
-        fed = el.require_trace().host(number)
-        test = b.op("ne", fed, b.like(0.0, fed))
+        host_test(el, test)
+    test = el.tensor(test)
     sides = [v for v in (x, y) if isinstance(v, Value)]
-    dtype = common_dtype(el, "where", sides) if sides else ("f32" if float in (type(x), type(y)) else None)
-    if not isinstance(test, Value) or test.dtype != "bool":
+    floats = any(isinstance(v, float | HostScalar) for v in (x, y))
+    dtype = common_dtype(el, "where", sides) if sides else "f32" if floats else None
+    if test.dtype != "bool":
         el.fail("E-TYPE-001", f"the test of `where` is {kind_of(test)}, not a bool tensor", help="(> x 0)")
     values = broadcast_together(el, "where", [test, el.tensor(x, dtype), el.tensor(y, dtype)])
     return b.op("where", *values)

@@ -7,12 +7,12 @@ elaborator first.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
-from sexpgpu.data import Dataset
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.ir.graph import Origin, Value
 from sexpgpu.ir.types import TensorType, TypeFault
@@ -29,6 +29,7 @@ from sexpgpu.lang.values import (
     OptimizerDefinition,
     OptimizerRule,
     Parameter,
+    Reference,
     Weighted,
     kind_of,
 )
@@ -36,8 +37,22 @@ from sexpgpu.source import Span
 from sexpgpu.syntax import Boolean, Float, Form, Integer, Keyword, List, String, Symbol, Vector
 
 MAX_DEPTH = 256
+MAX_SIZE = 2**48
+"""No axis, count or batch is larger."""
 LIBRARY = "std/"
 """Sources of the library are named `std/…`; a user's file never is, since users' paths are shown as given."""
+
+DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical")
+"""Operations whose `:name` is a part of the path that their bits depend on."""
+LATER = frozenset((
+    "scan", "table-scan", "top-k", "sort", "permutation", "pool", "mix", "zip", "streams", "recompute", "group-norm",
+    "truncated-normal", "orthogonal", "lion", "muon", "adafactor",
+))  # fmt: skip
+"""Names of the language reference that this version does not have."""
+_ARITY_HELP = {
+    "max": "(maximum x y) is elementwise, (max x :axis a) reduces",
+    "min": "(minimum x y) is elementwise, (min x :axis a) reduces",
+}
 
 Special = Any
 T = TypeVar("T")
@@ -53,7 +68,8 @@ class Elaborator:
         self.stack: list[Span] = []
         self.depth = 0
         self.bound: str | None = None
-        self.used: set[str] = set()
+        self.defined: dict[str, Span] = {}
+        self.operands: list[Form] = []
         self.warnings: list[Diagnostic] = []
 
     @property
@@ -81,6 +97,11 @@ class Elaborator:
         callers = [place for place in own[:-1] if blamed is not None and not _contains(place, blamed)]
         notes += [f"called from {place}" for place in reversed(callers[-3:])]
         return Diagnostic(code, message, blamed, tuple(labels), (help,) if help else (), tuple(notes))
+
+    def place(self, span: Span) -> Span:
+        """The innermost form of the user's own files on the way to `span`; `span` itself if there is none."""
+        own = [p for p in (*self.stack, span) if not p.source.name.startswith(LIBRARY)]
+        return own[-1] if own else span
 
     @contextmanager
     def faults_at(self, span: Span) -> Iterator[None]:
@@ -121,10 +142,13 @@ class Elaborator:
         except KeyError:
             if name in self.specials:
                 self.fail("E-FORM-001", f"`{name}` is a form, not a value: write ({name} …)", symbol.span)
+            if name in LATER:
+                self.fail("E-NAME-001", f"`{name}` belongs to a later version of the language", symbol.span)
             near = nearest(name, [*scope.visible(), *self.specials])
+            there = self.defined.get(near) if near else None
+            labels = [Label(there, f"`{near}` is defined here")] if there is not None else []
             self.fail("E-NAME-001", f"nothing is called `{name}`", symbol.span,
-                      help=f"`{near}` is a near name" if near else "")  # fmt: skip
-        self.used.add(name)
+                      help=f"`{near}` is a near name" if near else "", labels=labels)  # fmt: skip
         if isinstance(value, Lazy):
             value = self._force(name, value, symbol, scope)
         if value is POISON:
@@ -139,7 +163,8 @@ class Elaborator:
         if lazy.busy:
             self.fail("E-NAME-001", f"the definition of `{name}` needs `{name}` itself", symbol.span)
         lazy.busy = True
-        trace, self.trace = self.trace, None
+        outer = self.trace, self.stack, self.bound, self.depth
+        self.trace, self.stack, self.bound, self.depth = None, [], None, 0
         try:
             value = lazy.compute()
             holder.names[name] = value
@@ -149,7 +174,7 @@ class Elaborator:
             raise
         finally:
             lazy.busy = False
-            self.trace = trace
+            self.trace, self.stack, self.bound, self.depth = outer
 
     def _eval_list(self, form: List, scope: Scope) -> Any:
         if not form.items:
@@ -182,40 +207,66 @@ class Elaborator:
                 self.fail("E-FORM-003", f"`:{item.name}` is given twice", item.span)
             if item.name == "name" and not takes_name:
                 name = self.path_name(rest[index + 1], scope)
+                if not isinstance(function, Function) and not (
+                    isinstance(function, Builtin) and function.name in DRAWS
+                ):
+                    self.fail("E-FORM-003", f"{kind_of(function)} owns no parameters, so `:name` has no meaning here",
+                              item.span, help="functions and models take `:name`")  # fmt: skip
+            elif isinstance(function, Builtin) and item.name in function.words:
+                keywords[item.name] = self.word(item, rest[index + 1])
             else:
                 keywords[item.name] = self.eval(rest[index + 1], scope)
             index += 2
         self.stack.append(form.span)
         try:
+            self.operands = [item for item in rest[: len(positional)] if not isinstance(item, Keyword)]
             return self.apply(function, positional, keywords, form.span, name=name, bound=bound)
         finally:
             self.stack.pop()
+
+    def word(self, key: Keyword, form: Form) -> str:
+        """A bare word, such as `add` in `:fold add`."""
+        if not isinstance(form, Symbol):
+            self.fail("E-FORM-003", f"`:{key.name}` is followed by a bare word", form.span)
+        return form.name
 
     def eval_body(self, body: Sequence[Form], scope: Scope) -> Any:
         """The value of the last form; the forms before it are there for their effects."""
         for form in body[:-1]:
             value = self.eval(form, scope)
             if value is not None:
-                self.fail("E-FORM-001", f"the value of this form, {kind_of(value)}, is dropped", form.span,
-                          help="only effects such as `measure` and `set-state` stand before the last form of a body")  # fmt: skip
+                self.fail(
+                    "E-FORM-001",
+                    f"the value of this form, {kind_of(value)}, is dropped",
+                    form.span,
+                    help="only effects such as `measure` and `set-state` stand before the last form of a body",
+                )
         return self.eval(body[-1], scope)
 
     def path_name(self, form: Form, scope: Scope) -> tuple[str, ...]:
         """The parts of a path: `up` is itself, `(block i)` evaluates what follows the head, a string is split."""
         match form:
-            case Symbol():
-                return tuple(form.name.split("."))
-            case String():
-                return tuple(form.value.split("."))
+            case Symbol(text) | String(text):
+                return self._path(text.split("."), form.span)
             case List() if form.items and isinstance(form.items[0], Symbol):
                 parts = [form.items[0].name]
                 for item in form.items[1:]:
                     value = self.eval(item, scope)
                     if not isinstance(value, int | str) or isinstance(value, bool):
-                        self.fail("E-TYPE-006", f"a path is made of names and integers, not {kind_of(value)}", item.span)
+                        self.fail(
+                            "E-TYPE-006", f"a path is made of names and integers, not {kind_of(value)}", item.span
+                        )
                     parts.append(str(value))
-                return tuple(parts)
+                return self._path(parts, form.span)
         self.fail("E-FORM-001", "a path is a name, a string or a form such as (block i)", form.span)
+
+    def _path(self, parts: Sequence[str], span: Span) -> tuple[str, ...]:
+        for part in parts:
+            if not re.fullmatch(r"[\w?!+-]+", part):
+                self.fail(
+                    "E-FORM-001", f"`{part}` is no part of a path, which is made of letters, digits, `-` and `_`", span
+                )
+        return tuple(parts)
 
     # Calls.
 
@@ -232,7 +283,7 @@ class Elaborator:
         """Call `function`. name: the `:name` of the call; bound: the name its value is bound to."""
         match function:
             case Builtin():
-                return self._apply_builtin(function, positional, keywords, span, bound)
+                return self._apply_builtin(function, positional, keywords, span, ".".join(name) if name else bound)
             case Function():
                 return self._apply_function(function, positional, keywords, span, name, bound)
             case DType():
@@ -244,6 +295,13 @@ class Elaborator:
             case Value() | HostScalar():
                 self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span,
                           help="elements are read with (gather x i) or (slice x a b)")  # fmt: skip
+            case Reference(kind="generator"):
+                self.fail(
+                    "E-CALL-001",
+                    f"the generator `{function.name}` is called, which belongs to a later version of the language",
+                    span,
+                    help="this one generates from the command line and in runs",
+                )
         self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span)
 
     def _apply_builtin(
@@ -252,9 +310,14 @@ class Elaborator:
         if len(positional) < builtin.num_required or (
             len(positional) > len(builtin.positional) and not builtin.variadic
         ):
-            wanted = " ".join(builtin.positional) + (" …" if builtin.variadic else "")
-            self.fail("E-CALL-002", f"`{builtin.name}` takes ({builtin.name} {wanted}), but got {len(positional)} values",
-                      span)  # fmt: skip
+            names = [n if i < builtin.num_required else f"[{n}]" for i, n in enumerate(builtin.positional)]
+            wanted = " ".join([builtin.name, *names, *(["…"] if builtin.variadic else [])])
+            self.fail(
+                "E-CALL-002",
+                f"`{builtin.name}` is called with {_count(len(positional), 'value')}, but takes ({wanted})",
+                span,
+                help=_ARITY_HELP.get(builtin.name, ""),
+            )
         if not builtin.any_keyword:
             for key in keywords:
                 if key not in builtin.keywords:
@@ -262,17 +325,20 @@ class Elaborator:
                     known = ", ".join(f":{k}" for k in sorted(builtin.keywords)) or "none"
                     self.fail("E-FORM-003", f"`{builtin.name}` has no keyword `:{key}`", span,
                               help=f"`:{near}` is a near name" if near else f"its keywords: {known}")  # fmt: skip
-        trace = self.trace
-        with self.faults_at(span):
-            if trace is None:
-                return builtin.call(self, *positional, **{k.replace("-", "_"): v for k, v in keywords.items()})
-            before = trace.builder.origin
+        if not builtin.any_keyword:
+            keywords = {k.replace("-", "_"): v for k, v in keywords.items()}
+        operands, self.operands = self.operands, []
+        trace, self.bound = self.trace, bound
+        before = trace.builder.origin if trace is not None else None
+        if trace is not None and before is not None:
             trace.builder.origin = Origin(span, "called from" if before.span else "", before if before.span else None)
-            self.bound = bound
-            try:
-                return builtin.call(self, *positional, **{k.replace("-", "_"): v for k, v in keywords.items()})
-            finally:
-                self.bound = None
+        try:
+            return builtin.call(self, *positional, **keywords)
+        except TypeFault as fault:
+            self.fail(fault.code, fault.message, span, help=fault.help, labels=_operand_labels(operands, positional))
+        finally:
+            self.bound = None
+            if trace is not None and before is not None:
                 trace.builder.origin = before
 
     def bind(
@@ -283,14 +349,22 @@ class Elaborator:
         keywords: dict[str, Any],
         scope: Scope,
         span: Span,
+        defined: Span | None = None,
     ) -> Scope:
-        """A new scope inside `scope` with `parameters` bound; checks arity, keywords and types."""
+        """A new scope inside `scope` with `parameters` bound; checks arity, keywords and types.
+
+        defined: the definition that the parameters are part of.
+        """
         local = Scope(scope)
         plain = [p for p in parameters if not p.keyword]
         if len(positional) != len(plain):
             shape = " ".join([name, *(p.name for p in plain)])
-            self.fail("E-CALL-002", f"`{name}` takes {_count(len(plain), 'value')} ({shape}), but got {len(positional)}",
-                      span)  # fmt: skip
+            self.fail(
+                "E-CALL-002",
+                f"`{name}` is called with {_count(len(positional), 'value')}, but takes {len(plain)}: ({shape})",
+                span,
+                labels=self._head_of(defined, parameters),
+            )
         known = {p.name for p in parameters if p.keyword}
         for key in keywords:
             if key not in known:
@@ -305,7 +379,8 @@ class Elaborator:
             elif parameter.name in keywords:
                 value = keywords[parameter.name]
             elif parameter.default is None:
-                self.fail("E-FORM-004", f"`{name}` needs `:{parameter.name}`", span)
+                self.fail("E-FORM-004", f"`{name}` needs `:{parameter.name}`", span,
+                          help=f"({name} … :{parameter.name} V)")  # fmt: skip
             else:
                 value = self.eval(parameter.default, local)
             if parameter.type is not None:
@@ -313,6 +388,13 @@ class Elaborator:
                 value = match_type(self, parameter.name, parameter.type, value, local, span, label)
             bind_pattern(self, parameter.pattern, value, local)
         return local
+
+    def _head_of(self, defined: Span | None, parameters: Sequence[Parameter]) -> tuple[Label, ...]:
+        """A label at the head of a definition of the user's own files: `(defn f (x y`."""
+        last = parameters[-1].span if parameters else None
+        if defined is None or last is None or defined.source.name.startswith(LIBRARY):
+            return ()
+        return (Label(Span(defined.source, defined.start, last.end), "defined here"),)
 
     def _apply_function(
         self,
@@ -323,15 +405,20 @@ class Elaborator:
         name: tuple[str, ...] | None,
         bound: str | None,
     ) -> Any:
+        if self.depth >= MAX_DEPTH:
+            self.fail(
+                "E-CALL-004",
+                f"calls are nested deeper than {MAX_DEPTH}; `{function.name}` calls itself for ever",
+                span,
+                help="end the recursion with an `if` on an elaboration value",
+            )
         self.depth += 1
-        if self.depth > MAX_DEPTH:
-            self.depth = 0
-            self.fail("E-CALL-004", f"calls are nested deeper than {MAX_DEPTH}; `{function.name}` calls itself for ever",
-                      span, help="end the recursion with an `if` on an elaboration value")  # fmt: skip
         try:
             trace = self.trace
             if trace is None:
-                local = self.bind(function.name, function.parameters, positional, keywords, function.scope, span)
+                local = self.bind(
+                    function.name, function.parameters, positional, keywords, function.scope, span, function.span
+                )
                 return self.eval_body(function.body, local)
             label = ".".join(name) if name else f"{function.name}={bound}" if bound else function.name
             draws = (*trace.draws, label)
@@ -340,16 +427,26 @@ class Elaborator:
             try:
                 if not function.model:
                     with trace.inside(trace.scope + (name or ()), draws):
-                        local = self.bind(function.name, function.parameters, positional, keywords, function.scope, span)
+                        local = self.bind(
+                            function.name,
+                            function.parameters,
+                            positional,
+                            keywords,
+                            function.scope,
+                            span,
+                            function.span,
+                        )
                         return self.eval_body(function.body, local)
                 root = trace.scope + name if name else (function.name,)
                 with trace.model_call(), trace.inside(root, draws):
-                    local = self.bind(function.name, function.parameters, positional, keywords, function.scope, span)
+                    local = self.bind(
+                        function.name, function.parameters, positional, keywords, function.scope, span, function.span
+                    )
                     return self.eval_body(function.body, local)
             finally:
                 trace.builder.origin = before
         finally:
-            self.depth = max(0, self.depth - 1)
+            self.depth -= 1
 
     def _bind_optimizer(
         self, definition: OptimizerDefinition, positional: Sequence[Any], keywords: dict[str, Any], span: Span
@@ -371,13 +468,20 @@ class Elaborator:
 
     def tensor(self, value: Any, dtype: str | None = None) -> Value:
         """`value` as a tensor: numbers and vectors of numbers become constants, of `dtype` or their natural one."""
-        if isinstance(value, Value):
-            return value
         trace = self.require_trace()
+        if isinstance(value, Value):
+            if not trace.owns(value):
+                self.fail("E-TYPE-006", f"a tensor {value.type} of the model is used inside {trace.what}",
+                          help="only numbers, and tensors made inside it, are known there")  # fmt: skip
+            return value
         match value:
             case HostScalar():
-                fed = trace.host(value.value)
-                return fed if dtype in (None, "f32", "bf16") else trace.builder.cast(fed, dtype)
+                number = value.value
+                b = trace.builder
+                if number.dtype == "bool":
+                    fed = trace.host(self.schedule.builder.cast(number, "f64"))
+                    return b.cast(b.op("ne", fed, b.like(0.0, fed)), dtype or "bool")
+                return b.cast(trace.host(number), dtype or "f32")
             case bool() | int() | float():
                 return trace.builder.constant(*self.literal(value, dtype))
             case tuple():
@@ -388,7 +492,7 @@ class Elaborator:
                 chosen = dtype or ("f32" if "f32" in kinds else kinds.pop())
                 type = TensorType(chosen, shape)
                 return trace.builder.literal([self.literal(v, chosen)[0] for v in leaves], type)
-            case DataHandle() | Dataset():
+            case DataHandle():
                 self.fail("E-TYPE-006", f"{kind_of(value)} is not a tensor",
                           help="a loader reads it; its fields are the metric's parameters")  # fmt: skip
             case Weighted():
@@ -405,8 +509,10 @@ class Elaborator:
             chosen = dtype or "i32"
             if chosen == "bool":
                 self.fail("E-TYPE-001", f"{kind_of(value)} stands beside a bool tensor", help="(cast x i32)")
-            if chosen == "i32" and not -(2**31) <= value < 2**31:
-                self.fail("E-TYPE-001", f"{value} does not fit i32", help="(cast x i64)")
+            bits = 31 if chosen == "i32" else 63
+            if chosen in ("i32", "i64") and not -(2**bits) <= value < 2**bits:
+                self.fail("E-TYPE-001", f"{kind_of(value)} does not fit {chosen}",
+                          help="(cast x i64)" if chosen == "i32" else "")  # fmt: skip
             return (value if chosen in ("i32", "i64") else float(value)), TensorType(chosen, ())
         if isinstance(value, float):
             if dtype in ("i32", "i64", "bool"):
@@ -426,15 +532,17 @@ class Elaborator:
 
     def size(self, value: Any, span: Span | None = None) -> int:
         """A non-negative elaboration integer: a size or a count."""
-        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-            return value
-        if isinstance(value, float) and value.is_integer() and value >= 0:
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if whole and not isinstance(value, bool) and value >= 0:
+            if value > MAX_SIZE:
+                self.fail("E-TYPE-005", f"{kind_of(value)} is too large for a size", span)
             return int(value)
         self.fail("E-TYPE-006", f"{kind_of(value)} stands where a size is expected", span)
 
     def integer(self, value: Any, what: str = "an integer") -> int:
         """An elaboration integer."""
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        if isinstance(value, bool) or not whole:
             self.fail("E-TYPE-006", f"{kind_of(value)} stands where {what} is expected")
         return int(value)
 
@@ -442,7 +550,9 @@ class Elaborator:
         """An axis of a tensor of `rank`, negative from the end."""
         axis = self.integer(value, "an axis")
         if not -rank <= axis < rank:
-            self.fail("E-TYPE-005", f"axis {axis} of a tensor that has {_count(rank, 'axis', 'axes')}")
+            owned = f"a tensor of {_count(rank, 'axis', 'axes')}" if rank else "a scalar, which has no axes"
+            self.fail("E-TYPE-005", f"axis {axis} of {owned}",
+                      help=f"axes count from 0 to {rank - 1}, or from -{rank} to -1" if rank else "")  # fmt: skip
         return axis % rank
 
     def axes(self, value: Any, rank: int) -> tuple[int, ...]:
@@ -453,6 +563,14 @@ class Elaborator:
         if len(set(found)) != len(found):
             self.fail("E-TYPE-005", f"axis {max(found, key=found.count)} is named twice")
         return tuple(sorted(found))
+
+
+def _operand_labels(operands: Sequence[Form], values: Sequence[Any]) -> tuple[Label, ...]:
+    """What each operand is, where several tensors of the user's own files meet."""
+    tensors = [(f, v) for f, v in zip(operands, values, strict=False) if isinstance(v, Value)]
+    if len(tensors) < 2 or any(f.span.source.name.startswith(LIBRARY) for f, _ in tensors):
+        return ()
+    return tuple(Label(form.span, f"{value.type}") for form, value in tensors)
 
 
 class Ambient:

@@ -6,10 +6,11 @@ Flow: `cli` calls `load_experiment`; `check` calls it once per variant.
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from typing import Any
 from sexpgpu.data import Loader, Rows, Windows
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.ir.graph import Value
-from sexpgpu.ir.types import DTYPES
+from sexpgpu.ir.types import DTYPES, TensorType
 from sexpgpu.lang.builtins import BUILTINS
 from sexpgpu.lang.elaborator import Ambient, Elaborator
 from sexpgpu.lang.experiment import (
@@ -32,14 +33,17 @@ from sexpgpu.lang.experiment import (
     Run,
     Update,
 )
-from sexpgpu.lang.patterns import parse_parameters
+from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.scope import Lazy, Poisoned, Scope
 from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
-from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare
+from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, List, String, Symbol, load_source
+
+LARGE = 30_000_000
+"""Parameters from which a file wants a variant `smoke`."""
 
 RECURSION_LIMIT = 20_000
 """Python frames for 256 nested calls of the language, each of which takes a few dozen."""
@@ -90,8 +94,9 @@ class _Collector:
     def stop(self) -> None:
         """Raise what was gathered, sorted by place, each once."""
         if self.found:
-            unique = list(dict.fromkeys(self.found))
-            raise DiagnosticError(sorted(unique, key=_place))
+            # One fault of a model shows once, however many metrics come to it.
+            unique = {(d.code, d.message, d.span): d for d in reversed(self.found)}
+            raise DiagnosticError(sorted(unique.values(), key=_place))
         assert not self.poisoned, "a poisoned use without an error"
 
 
@@ -118,6 +123,11 @@ def load_experiment(
     sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
         return _Loading(source, Path(path).parent, dict(settings or {}), variant).experiment(run, keys or {})
+    except RecursionError:
+        message = "the forms of this file are nested too deeply to be elaborated"
+        raise DiagnosticError(
+            Diagnostic("E-CALL-004", message, help=("end recursions with an `if`, or loop with `repeat` or `for`",))
+        ) from None
     finally:
         sys.setrecursionlimit(before)
 
@@ -136,13 +146,14 @@ class _Loading:
         collector = _Collector()
         collector.found += declare(self.el, self.module, source)
         collector.stop()
+        self.el.defined = self.module.spans
         apply_overrides(self.el, self.module, variant, settings)
         self.overrides = {"variant": variant or "", **settings}
         for name, value in list(self.module.scope.names.items()):
             if isinstance(value, Lazy):
-                collector.attempt(lambda name=name: self.el.lookup(Symbol(name, self.module.spans[name]), self.module.scope))
+                symbol = Symbol(name, self.module.spans[name])
+                collector.attempt(partial(self.el.lookup, symbol, self.module.scope))
         collector.stop()
-        self.el.used.clear()
 
     # The phases of elaboration.
 
@@ -152,16 +163,17 @@ class _Loading:
         seed = collector.attempt(lambda: self._integer(declared, "seed", 0))
         self.loaders: dict[str, Loader] = {}
         for loader in self.module.loaders.values():
-            collector.attempt(lambda loader=loader: self._loader(loader, seed or 0))
+            collector.attempt(partial(self._loader, loader, seed or 0))
         collector.stop()
+        # The run comes first: parameters and fed scalars stand in the order of training, whatever else a file has.
+        run = collector.attempt(partial(self._run, declared, seed or 0))
         evaluations = {
-            d.name: collector.attempt(lambda d=d: self._evaluation(d)) for d in self.module.evaluations.values()
+            d.name: collector.attempt(partial(self._evaluation, d)) for d in self.module.evaluations.values()
         }
         generators = {
-            d.name: collector.attempt(lambda d=d: self._generator(d, keys.get(d.name, {})))
+            d.name: collector.attempt(partial(self._generator, d, keys.get(d.name, {})))
             for d in self.module.generators.values()
         }
-        run = collector.attempt(lambda: self._run(declared, seed or 0))
         collector.stop()
         assert run is not None
         return Experiment(
@@ -179,7 +191,9 @@ class _Loading:
             self._fail("E-RUN-005", f"no run is called `{name}`", help=f"the runs of this file: {known}")
         if len(runs) != 1:
             what = "several runs" if runs else "no `defrun`"
-            remedy = f"choose one with --run: {known}" if runs else "(defrun NAME :loader L :loss M :optimizer O :steps n)"
+            remedy = (
+                f"choose one with --run: {known}" if runs else "(defrun NAME :loader L :loss M :optimizer O :steps n)"
+            )
             self._fail("E-RUN-004", f"this file has {what}", help=remedy)
         return next(iter(runs.values()))
 
@@ -200,6 +214,16 @@ class _Loading:
             self._fail("E-TYPE-005", f"`:{key}` is at least {least}, not {value}", form.span)
         return value
 
+    def _word(self, declared: Declared, key: str, words: Sequence[str], default: str = "") -> str:
+        """A bare word after `key`, one of `words`; the first of them if it is left out."""
+        form = declared.keyed.get(key)
+        if form is None:
+            return default or words[0]
+        if not isinstance(form, Symbol) or form.name not in words:
+            self._fail("E-FORM-003", f"`:{key}` is one of {' '.join(words)}", form.span)
+        assert isinstance(form, Symbol)
+        return form.name
+
     def _loader(self, declared: Declared, seed: int) -> None:
         if len(declared.plain) != 1:
             self._fail("E-FORM-001", "this form is (defloader NAME VIEW :batch n …)", declared.span)
@@ -211,13 +235,14 @@ class _Loading:
             self._fail("E-FORM-004", f"the loader `{declared.name}` needs `:batch`", declared.span)
         batch = self._integer(declared, "batch", 1, 1)
         shuffle = self._eval(declared.keyed["shuffle"]) if "shuffle" in declared.keyed else False
-        last = declared.keyed.get("last")
-        rule = last.name if isinstance(last, Symbol) else "drop"
-        if rule not in ("drop", "pad", "error") or (last is not None and not isinstance(last, Symbol)):
-            self._fail("E-FORM-003", "`:last` is drop, pad or error", declared.span)
+        if not isinstance(shuffle, bool):
+            self._fail(
+                "E-TYPE-006", f"`:shuffle` is true or false, not {kind_of(shuffle)}", declared.keyed["shuffle"].span
+            )
+        rule = self._word(declared, "last", ("drop", "pad", "error"))
         self.el.stack = [declared.span]
         self.loaders[declared.name] = self.el.located(
-            lambda: Loader(declared.name, view, batch, shuffle is True, rule, seed)  # type: ignore[arg-type]
+            lambda: Loader(declared.name, view, batch, shuffle, rule, seed)  # type: ignore[arg-type]
         )
 
     def _loader_named(self, declared: Declared) -> str | None:
@@ -232,16 +257,26 @@ class _Loading:
     def _metric(self, form: Form) -> Function:
         value = self._eval(form)
         if not isinstance(value, Function) or self.module.metrics.get(value.name) is not value:
-            self._fail("E-TYPE-006", f"{kind_of(value)} is no metric", form.span, help="(defmetric NAME (FIELD …) BODY)")
+            self._fail(
+                "E-TYPE-006", f"{kind_of(value)} is no metric", form.span, help="(defmetric NAME (FIELD …) BODY)"
+            )
         assert isinstance(value, Function)
         return value
 
     def _objective(self, form: Form, loader: str | None, training: bool, name: str) -> Objective:
         fields = self.loaders[loader].fields if loader is not None else {}
         metric = self._metric(form)
-        if loader is not None and self.loaders[loader].last == "pad" and all(p.name != "valid" for p in metric.parameters):
-            self._fail("E-DATA-005", f"the loader `{loader}` pads its last batch, but `{metric.name}` does not read `valid`",
-                       form.span, help="take (valid (bool _)) as a parameter and leave padded rows out")  # fmt: skip
+        if (
+            loader is not None
+            and self.loaders[loader].last == "pad"
+            and all(p.name != "valid" for p in metric.parameters)
+        ):
+            self._fail(
+                "E-DATA-005",
+                f"the loader `{loader}` pads its last batch, but `{metric.name}` does not read `valid`",
+                form.span,
+                help="take (valid (bool _)) as a parameter and leave padded rows out",
+            )
         return trace_objective(self.el, metric, fields, loader, training=training, name=name, span=form.span)
 
     def _evaluation(self, declared: Declared) -> Evaluation:
@@ -268,8 +303,13 @@ class _Loading:
         parameters = parse_parameters(self.el, head.items)
         positional = [p.name for p in parameters if not p.keyword]
         if positional:
-            self._fail("E-FORM-001", f"the generator `{declared.name}` takes `{positional[0]}` by position, which only a loss "
-                       "can give; give it a key with a default", declared.span)  # fmt: skip
+            self._fail(
+                "E-FORM-001",
+                f"the generator `{declared.name}` takes `{positional[0]}` by position, which only a loss "
+                "can give, and that belongs to a later version of the language",
+                declared.span,
+                help=f"give it a key with a default: :{positional[0]} V",
+            )
         show, dataset = self._show(declared)
         keys: dict[str, Any] = {}
         for name in given:
@@ -286,7 +326,8 @@ class _Loading:
             if parameter.name in given:
                 text = given[parameter.name]
                 if dataset is not None and (isinstance(value, tuple) or value is None):
-                    value = tuple(dataset.encode(text))
+                    self.el.stack = [parameter.span or declared.span]
+                    value = tuple(self.el.located(partial(dataset.encode, text)))
                 else:
                     value = _number(text)
             keys[parameter.name] = value
@@ -335,10 +376,10 @@ class _Loading:
 
     def _over(self, form: Form | None, names: Sequence[str]) -> list[str]:
         patterns = self._patterns(form)
-        for pattern in patterns:
+        for pattern in patterns if form is not None else ():
             if not any(fnmatchcase(name, pattern) for name in self.el.world.parameters):
                 near = nearest(pattern.removesuffix(".*"), {n.split(".")[0] for n in self.el.world.parameters})
-                self._fail("E-NAME-001", f"no parameter matches {pattern!r}", form.span if form else None,
+                self._fail("E-NAME-001", f'no parameter matches "{pattern}"', form.span if form else None,
                            help=f"`{near}` is a near root" if near else f"the parameters: {_some(names)}")  # fmt: skip
         return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
 
@@ -348,20 +389,33 @@ class _Loading:
         form = declared.keyed["optimizer"]
         value = self._eval(form)
         found: dict[str, LeafRule] = {}
+        # A function that does not ask for the path is applied once for each type.
+        by_type: dict[TensorType, Any] | None = {} if _ignores_first(value) else None
         for name in sorted(chosen, key=list(self.el.world.parameters).index):
             leaf = self.el.world.parameters[name]
-            rule = value
-            if isinstance(value, Function):
+            rule = value if by_type is None else by_type.get(leaf.type, value)
+            if isinstance(rule, Function):
                 self.el.stack = []
-                given = [name, leaf.type][: len(value.parameters)]
-                rule = self.el.apply(value, given, {}, form.span)
+                given = [name, leaf.type][: len(rule.parameters)]
+                rule = self.el.apply(rule, given, {}, form.span)
+                if by_type is not None:
+                    by_type[leaf.type] = rule
             if not isinstance(rule, OptimizerRule):
                 self._fail("E-TYPE-006", f"`:optimizer` gives {kind_of(rule)} for `{name}`", form.span,
                            help="(adamw :rate 1e-3), or (fn (path p) …) that gives one")  # fmt: skip
             assert isinstance(rule, OptimizerRule)
             found[name] = rules.trace(rule, leaf.type)
         if not found:
-            self._fail("E-FORM-004", f"`{declared.name}` has an optimizer but moves no parameter", declared.span)
+            patterns = declared.keyed.get("over")
+            within = f" of {patterns.span.text}" if patterns is not None else ""
+            self._fail(
+                "E-FORM-004",
+                f"`{declared.name}` has an optimizer, but its loss `{objective.name}` reaches no parameter{within}",
+                form.span,
+                help=f"it reaches: {_some(read)}"
+                if read
+                else "parameters are made by `param`, in `linear` for instance",
+            )
         return found
 
     def _run(self, declared: Declared, seed: int) -> Run:
@@ -382,15 +436,12 @@ class _Loading:
             declared_updates = [self.module.updates[r.name] for r in references]
         else:
             declared_updates = [declared]
-        updates = [collector.attempt(lambda d=d: self._update(d, loader, rules)) for d in declared_updates]
+        updates = [collector.attempt(partial(self._update, d, loader, rules)) for d in declared_updates]
         collector.stop()
         if "steps" not in declared.keyed:
             self._fail("E-FORM-004", "a run needs `:steps`", declared.span)
         steps = self._integer(declared, "steps", 1, 1)
-        nonfinite = declared.keyed.get("on-nonfinite")
-        guard = nonfinite.name if isinstance(nonfinite, Symbol) else "stop"
-        if guard not in ("stop", "skip") or (nonfinite is not None and not isinstance(nonfinite, Symbol)):
-            self._fail("E-FORM-003", "`:on-nonfinite` is stop or skip", declared.span)
+        guard = self._word(declared, "on-nonfinite", ("stop", "skip"))
         return Run(
             declared.name, tuple(updates), self._integer(declared, "microbatches", 1, 1), steps, seed, guard,
             self._events(declared, "evaluate", "eval", steps), self._events(declared, "generate", "generator", steps),
@@ -405,6 +456,10 @@ class _Loading:
         found = []
         for item in value if isinstance(value, tuple) else (value,):
             every, what = (item.every, item.what) if isinstance(item, Due) else (steps, item)
+            if isinstance(item, Due) and item.options:
+                self._fail(
+                    "E-FORM-003", f"`:{next(iter(item.options))}` belongs to `:checkpoint`, not to `:{key}`", form.span
+                )
             for reference in what if isinstance(what, tuple) else (what,):
                 if not isinstance(reference, Reference) or reference.kind != kind:
                     self._fail("E-TYPE-006", f"`:{key}` names {kind_of(reference)}", form.span,
@@ -452,11 +507,8 @@ class _Loading:
             assert isinstance(pattern, String)
             groups = {n: g for n in names if (g := group_of(n, pattern.value)) is not None}
             if not groups:
-                self._fail("E-NAME-001", f"no parameter matches the group {pattern.value!r}", pattern.span)
-        reduce = declared.keyed.get("reduce")
-        reducer = reduce.name if isinstance(reduce, Symbol) else "mean"
-        if reducer not in REDUCERS:
-            self._fail("E-FORM-003", f"`:reduce` is one of {' '.join(REDUCERS)}", declared.span)
+                self._fail("E-NAME-001", f'no parameter matches the group "{pattern.value}"', pattern.span)
+        reducer = self._word(declared, "reduce", REDUCERS)
         after = None
         if "after" in declared.keyed:
             after = host_function(self.el, self._eval(declared.keyed["after"]), declared.span)
@@ -481,23 +533,29 @@ class _Loading:
                                (Label(parameter.span, "made here"),))
                 )  # fmt: skip
         for name, span in self.module.spans.items():
-            if name in self.el.used or name in self.module.runs or name in self.module.constants:
-                continue
-            if name in self.module.evaluations or name in self.module.generators or name in self.module.datasets:
+            by_command = (self.module.runs, self.module.evaluations, self.module.generators)
+            if name in self.module.mentioned or any(name in table for table in by_command):
                 continue
             found.append(Diagnostic("W-NAME-001", f"`{name}` is defined, but nothing uses it", span))
+        size = sum(parameter.type.size for parameter in self.el.world.parameters.values())
+        if size >= LARGE and "smoke" not in self.module.variants:
+            message = f"{size:,} parameters and no variant `smoke`"
+            help = ("(defvariant smoke (CONSTANT SMALL) …) makes a trial cheap; without one, try --steps 3 on the GPU",)
+            found.append(Diagnostic("W-VARIANT-001", message, help=help))
         return sorted(found, key=_place)
 
 
 def group_of(name: str, pattern: str) -> str | None:
-    """`net.{i}.*` on `net.block.3.w`: the part up to where the last placeholder matched; None if it does not match."""
-    import re
+    """The part of `name` up to where the last placeholder of `pattern` matched; None if it does not match.
 
+    A placeholder stands for one step of the path, a name with the index after it: `net.{i}.*` groups
+    `net.block.3.up.w` under `net.block.3`, and `net.block.{i}.*` does the same.
+    """
     parts = re.split(r"(\{[\w-]+\}|\*)", pattern)
     expression, cut = "", 0
     for index, part in enumerate(parts):
         if part.startswith("{"):
-            expression += "(.+?)" if index < len(parts) - 1 and parts[index + 1] else "(.+)"
+            expression += r"([^.]+(?:\.\d+)*)"
             cut = index
         elif part == "*":
             expression += "(.*)"
@@ -510,7 +568,19 @@ def group_of(name: str, pattern: str) -> str | None:
     return name[: match.end(count)] if count else pattern
 
 
+def _ignores_first(value: Any) -> bool:
+    """Whether `value` is a function whose body does not mention its first parameter."""
+    if not isinstance(value, Function) or not value.parameters:
+        return False
+    names: set[str] = set()
+    for form in value.body:
+        mention(names, form)
+    return not names.intersection(pattern_names(value.parameters[0].pattern))
+
+
 def _number(text: str) -> Any:
+    if text in ("true", "false"):
+        return text == "true"
     for kind in (int, float):
         try:
             return kind(text)

@@ -28,39 +28,39 @@ def _groups(text: str, notation: str) -> list[list[str]]:
     for token in _TOKEN.findall(text):
         if token == "(":
             if inside is not None:
-                raise TypeFault(f"brackets inside brackets in {notation!r}", "E-FORM-001")
+                raise TypeFault(f"brackets inside brackets in `{notation}`", "E-FORM-001")
             inside = []
         elif token == ")":
             if inside is None:
-                raise TypeFault(f"a closing bracket too many in {notation!r}", "E-FORM-001")
+                raise TypeFault(f"a closing bracket too many in `{notation}`", "E-FORM-001")
             groups.append(inside)
             inside = None
         elif token == "1":
             if inside is None:
                 groups.append([])
         elif not re.fullmatch(r"\.\.\.|[A-Za-z_][\w-]*", token):
-            raise TypeFault(f"`{token}` is no axis name in {notation!r}", "E-FORM-001")
+            raise TypeFault(f"`{token}` is no axis name in `{notation}`", "E-FORM-001")
         elif inside is not None:
             if token == "...":
-                raise TypeFault(f"`...` stands inside brackets in {notation!r}", "E-FORM-001")
+                raise TypeFault(f"`...` stands inside brackets in `{notation}`", "E-FORM-001")
             inside.append(token)
         else:
             groups.append([token])
     if inside is not None:
-        raise TypeFault(f"a bracket is left open in {notation!r}", "E-FORM-001")
+        raise TypeFault(f"a bracket is left open in `{notation}`", "E-FORM-001")
     names = [name for group in groups for name in group]
     for name in names:
         if names.count(name) > 1:
-            raise TypeFault(f"the axis `{name}` stands twice on one side of {notation!r}", "E-FORM-001")
+            raise TypeFault(f"the axis `{name}` stands twice on one side of `{notation}`", "E-FORM-001")
     return groups
 
 
-def _dots(groups: list[list[str]], extra: int) -> list[list[str]]:
-    """`...` written out as `extra` axes of its own names."""
+def _dots(groups: list[list[str]], extra: int, first: int = 0) -> list[list[str]]:
+    """`...` written out as `extra` axes of its own names, counted from `first`."""
     found: list[list[str]] = []
     for group in groups:
         if group == ["..."]:
-            found += [[f"...{i}"] for i in range(extra)]
+            found += [[f"...{first + i}"] for i in range(extra)]
         else:
             found.append(group)
     return found
@@ -69,33 +69,36 @@ def _dots(groups: list[list[str]], extra: int) -> list[list[str]]:
 def parse_rearrange(notation: str, shape: Sequence[int], sizes: Mapping[str, int]) -> Rearrangement:
     """The movements of `notation` for a tensor of `shape`. Raises TypeFault."""
     if notation.count("->") != 1:
-        raise TypeFault(f'{notation!r} is no rearrangement: "axes -> axes"', "E-FORM-001")
+        raise TypeFault(f'`{notation}` is no rearrangement: "axes -> axes"', "E-FORM-001")
     left, right = (_groups(side, notation) for side in notation.split("->"))
     extra = len(shape) - (len(left) - left.count(["..."]))
     if extra < 0 or (extra > 0 and ["..."] not in left):
-        raise TypeFault(f"{notation!r} names {len(left)} axes, but the shape {list(shape)} has {len(shape)}")
+        raise TypeFault(f"`{notation}` names {len(left)} axes, but the shape {_shown(shape)} has {len(shape)}")
     left, right = _dots(left, extra), _dots(right, extra)
     known = dict(sizes)
     for group, size in zip(left, shape, strict=True):
         unknown = [name for name in group if name not in known]
         product = math.prod(known[name] for name in group if name in known)
         if len(unknown) > 1:
-            raise TypeFault(f"the sizes of {' and '.join(unknown)} in {notation!r} are open: give `:{unknown[0]} n`")
+            raise TypeFault(f"the sizes of {' and '.join(unknown)} in `{notation}` are open: give `:{unknown[0]} n`")
         if unknown:
             if product == 0 or size % product:
-                raise TypeFault(f"an axis of {size} does not split by {product} in {notation!r}")
+                raise TypeFault(f"an axis of {size} does not split by {product} in `{notation}`")
             known[unknown[0]] = size // product
         elif product != size:
             named = f"({' '.join(group)})" if len(group) != 1 else f"`{group[0]}`"
-            raise TypeFault(f"the axis {named if group else '1'} of {notation!r} is {product}, but the tensor's is {size}")
+            raise TypeFault(
+                f"the axis {named if group else '1'} of `{notation}` is {product}, but the tensor's is {size}"
+            )
     names = [name for group in left for name in group]
     wanted = [name for group in right for name in group]
     for name in sizes:
         if name not in names:
-            raise TypeFault(f"`:{name}` is no axis of {notation!r}", "E-FORM-003")
+            raise TypeFault(f"`:{name}` is no axis of `{notation}`", "E-FORM-003")
     if sorted(names) != sorted(wanted):
-        odd = sorted(set(names) ^ set(wanted))
-        raise TypeFault(f"the axis `{odd[0].removesuffix('0')}` stands on one side only of {notation!r}", "E-FORM-001",
+        odd = sorted(set(names) ^ set(wanted))[0]
+        shown = "..." if odd.startswith("...") else odd
+        raise TypeFault(f"the axis `{shown}` stands on one side only of `{notation}`", "E-FORM-001",
                         "(broadcast x …) repeats an axis, (sum x :axis a) removes one")  # fmt: skip
     return Rearrangement(
         tuple(known[name] for name in names),
@@ -115,24 +118,27 @@ class Contraction:
 def parse_product(notation: str, shapes: Sequence[Sequence[int]]) -> Contraction:
     """The axes of `notation` for operands of `shapes`; sizes checked. Raises TypeFault E-TYPE-004."""
     if notation.count("->") != 1:
-        raise TypeFault(f'{notation!r} is no product: "axes, axes -> axes"', "E-FORM-001")
+        raise TypeFault(f'`{notation}` is no product: "axes, axes -> axes"', "E-FORM-001")
     left, right = notation.split("->")
     parts = left.split(",")
     if len(parts) != len(shapes):
-        raise TypeFault(f"{notation!r} names {len(parts)} operands, but {len(shapes)} are given", "E-CALL-002")
-    operands: list[tuple[str, ...]] = []
-    num_dots = 0
-    for part, shape in zip(parts, shapes, strict=True):
-        groups = _groups(part, notation)
-        if any(len(g) != 1 for g in groups):
-            raise TypeFault(f"a product has plain axis names only: {notation!r}", "E-FORM-001", "(rearrange …) first")
+        raise TypeFault(f"`{notation}` names {len(parts)} operands, but {len(shapes)} are given", "E-CALL-002")
+    open_operands: list[tuple[list[list[str]], int]] = []
+    sides = [_groups(part, notation) for part in (*parts, right)]
+    if any(len(group) != 1 for groups in sides for group in groups):
+        raise TypeFault(f"a product has plain axis names only: `{notation}`", "E-FORM-001", "(rearrange …) first")
+    for part, groups, shape in zip(parts, sides, shapes, strict=False):
         extra = len(shape) - (len(groups) - groups.count(["..."]))
         if extra < 0 or (extra > 0 and ["..."] not in groups):
-            raise TypeFault(f"`{part.strip()}` names {len(groups)} axes, but the operand {list(shape)} has {len(shape)}",
-                            "E-TYPE-004")  # fmt: skip
-        num_dots = max(num_dots, extra if ["..."] in groups else 0)
-        operands.append(tuple(g[0] for g in _dots(groups, extra)))
-    result = tuple(g[0] for g in _dots(_groups(right, notation), num_dots) if g)
+            raise TypeFault(
+                f"`{part.strip()}` names {len(groups)} axes, but the operand {_shown(shape)} has {len(shape)}",
+                "E-TYPE-004",
+            )
+        open_operands.append((groups, extra))
+    # The axes of `...` are counted from the end, so that a shorter shape meets the tail of a longer one.
+    num_dots = max(extra for _, extra in open_operands)
+    operands = [tuple(g[0] for g in _dots(groups, extra, num_dots - extra)) for groups, extra in open_operands]
+    result = tuple(g[0] for g in _dots(sides[-1], num_dots))
     sizes: dict[str, tuple[int, int]] = {}
     for index, (names, shape) in enumerate(zip(operands, shapes, strict=True)):
         for name, size in zip(names, shape, strict=True):
@@ -140,11 +146,13 @@ def parse_product(notation: str, shapes: Sequence[Sequence[int]]) -> Contraction
             if before[0] != size:
                 raise TypeFault(
                     f"`product` joins `{name}`, which is {before[0]} in {_shown(shapes[before[1]])} and {size} in "
-                    f"{_shown(shape)}", "E-TYPE-004", f"the notation is {notation!r}",
-                )  # fmt: skip
+                    f"{_shown(shape)}",
+                    "E-TYPE-004",
+                    f"the notation is `{left.strip()}`: transpose it, or the operand",
+                )
     for name in result:
         if name not in sizes:
-            raise TypeFault(f"the axis `{name}` of the result is in no operand of {notation!r}", "E-TYPE-004")
+            raise TypeFault(f"the axis `{name}` of the result is in no operand of `{notation}`", "E-TYPE-004")
     return Contraction(tuple(operands), result)
 
 

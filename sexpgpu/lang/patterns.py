@@ -31,8 +31,12 @@ def bind_pattern(el: Elaborator, pattern: Form, value: Any, scope: Scope) -> Non
             scope.names[pattern.name] = value
         case Vector():
             if isinstance(value, Value):
-                el.fail("E-TYPE-006", f"a pattern of {len(pattern.items)} takes a vector apart, not a tensor {value.type}",
-                        pattern.span, help="(unstack x) or (split x n) makes a vector of a tensor")  # fmt: skip
+                el.fail(
+                    "E-TYPE-006",
+                    f"a pattern of {len(pattern.items)} takes a vector apart, not a tensor {value.type}",
+                    pattern.span,
+                    help="(unstack x) or (split x n) makes a vector of a tensor",
+                )
             if not isinstance(value, tuple):
                 el.fail("E-TYPE-006", f"a pattern of {len(pattern.items)} takes a vector apart, not {kind_of(value)}",
                         pattern.span)  # fmt: skip
@@ -67,11 +71,15 @@ def parse_parameters(el: Elaborator, items: Sequence[Form]) -> tuple[Parameter, 
             case Symbol() | Vector():
                 shown = item.name if isinstance(item, Symbol) else "[…]"
                 parameter = Parameter(item, shown, span=item.span)
-            case List(items=(Symbol() as name, type)):
-                parameter = Parameter(name, name.name, type, span=item.span)
+            case List(items=(Symbol() as symbol, type)):
+                parameter = Parameter(symbol, symbol.name, type, span=item.span)
             case Keyword():
                 if index + 1 == len(items):
-                    el.fail("E-FORM-001", f"`:{item.name}` has no default after it; `_` says that it must be given", item.span)
+                    el.fail(
+                        "E-FORM-001",
+                        f"`:{item.name}` has no default after it; `_` says that it must be given",
+                        item.span,
+                    )
                 default = items[index + 1]
                 index += 1
                 required = isinstance(default, Symbol) and default.name == "_"
@@ -89,9 +97,7 @@ def parse_parameters(el: Elaborator, items: Sequence[Form]) -> tuple[Parameter, 
     return tuple(found)
 
 
-def match_type(
-    el: Elaborator, name: str, form: Form, value: Any, scope: Scope, span: Span, label: Label | None
-) -> Any:
+def match_type(el: Elaborator, name: str, form: Form, value: Any, scope: Scope, span: Span, label: Label | None) -> Any:
     """`value` as a tensor that the declared type `form` admits; binds `?t` in `scope`."""
     labels = (label,) if label is not None else ()
     if not isinstance(form, List) or not form.items or not isinstance(form.items[0], Symbol):
@@ -106,6 +112,8 @@ def match_type(
         el.fail("E-TYPE-003", f"`{name}` is {tensor.type}, but is declared {declared}", span, labels=labels,
                 help=f"(cast {name} {head})" if head in DTYPES else "")  # fmt: skip
     dims = list(form.items[1:])
+    if any(isinstance(dim, Symbol) and dim.name == "..." for dim in dims[1:]):
+        el.fail("E-FORM-001", "`...` stands first among the sizes of a type: (f32 ... w)", form.span)
     shape = tensor.shape
     if dims and isinstance(dims[0], Symbol) and dims[0].name == "...":
         dims = dims[1:]
@@ -129,8 +137,12 @@ def match_type(
         if wanted != size:
             shown = dim.span.text
             equal = shown if shown == str(wanted) else f"{shown} = {wanted}"
-            el.fail("E-TYPE-003", f"`{name}` is {tensor.type}, but is declared {declared}: axis {axis} is {size}, not {equal}",
-                    span, labels=labels)  # fmt: skip
+            el.fail(
+                "E-TYPE-003",
+                f"`{name}` is {tensor.type}, but is declared {declared}: axis {axis} is {size}, not {equal}",
+                span,
+                labels=labels,
+            )
     return tensor
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sexpgpu.diagnostics import Label
-from sexpgpu.ir.graph import Graph, Value
+from sexpgpu.diagnostics import Label, nearest
+from sexpgpu.ir.graph import Graph, Value, reachable
 from sexpgpu.ir.program import SLOT
 from sexpgpu.ir.types import TensorType
-from sexpgpu.lang.arithmetic import arithmetic, broadcast_to, host_where
+from sexpgpu.lang.arithmetic import arithmetic, broadcast_to, where
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.patterns import bind_pattern, parse_parameters, pattern_names, type_value
 from sexpgpu.lang.scope import Scope
@@ -21,6 +21,9 @@ from sexpgpu.lang.values import Builtin, Due, Function, HostScalar, Next, Propos
 from sexpgpu.source import Span
 from sexpgpu.syntax import Form, Keyword, List, Symbol, Vector
 from sexpgpu.transform.autodiff import differentiate
+
+MAX_ROUNDS = 1_000_000
+"""Rounds of a loop that is written out while a file is elaborated."""
 
 REDUCERS = ("mean", "sum", "max", "min", "last")
 
@@ -37,7 +40,9 @@ def pairs(el: Elaborator, form: Form, what: str) -> list[tuple[Form, Form]]:
     return [(form.items[i], form.items[i + 1]) for i in range(0, len(form.items), 2)]
 
 
-def options(el: Elaborator, items: Sequence[Form], allowed: Sequence[str], what: str) -> tuple[list[Form], dict[str, Form]]:
+def options(
+    el: Elaborator, items: Sequence[Form], allowed: Sequence[str], what: str
+) -> tuple[list[Form], dict[str, Form]]:
     """Plain parts and keyword parts of a form's items."""
     plain: list[Form] = []
     keyed: dict[str, Form] = {}
@@ -48,9 +53,13 @@ def options(el: Elaborator, items: Sequence[Form], allowed: Sequence[str], what:
             plain.append(item)
             index += 1
             continue
+        if item.name in LATER_KEYWORDS and item.name not in allowed:
+            el.fail("E-FORM-003", later(f"`:{item.name}`"), item.span)
         if item.name not in allowed:
+            near = nearest(item.name, allowed)
             listed = ", ".join(f":{k}" for k in allowed) or "none"
-            el.fail("E-FORM-003", f"`{what}` has no keyword `:{item.name}`", item.span, help=f"its keywords: {listed}")
+            el.fail("E-FORM-003", f"`{what}` has no keyword `:{item.name}`", item.span,
+                    help=f"`:{near}` is a near name" if near else f"its keywords: {listed}")  # fmt: skip
         if item.name in keyed:
             el.fail("E-FORM-003", f"`:{item.name}` is given twice", item.span)
         if index + 1 == len(items) or isinstance(items[index + 1], Keyword):
@@ -65,6 +74,14 @@ def name_of(el: Elaborator, form: Form, what: str) -> str:
     if not isinstance(form, Symbol):
         el.fail("E-FORM-001", f"{what} is a name", form.span)
     return form.name
+
+
+LATER_KEYWORDS = ("weights", "lane", "keep-best")
+
+
+def later(what: str) -> str:
+    """The message for a part of the language that this version does not have."""
+    return f"{what} belongs to a later version of the language"
 
 
 def _need(el: Elaborator, form: List, low: int, high: int | None, shape: str) -> None:
@@ -103,15 +120,16 @@ def test(el: Elaborator, form: Form, scope: Scope, what: str) -> bool:
         return value
     if isinstance(value, Value | HostScalar):
         el.fail("E-TYPE-007", f"the test of `{what}` is {kind_of(value)}, known only at run time", form.span,
-                help="(where TEST A B) chooses between tensors")  # fmt: skip
+                help="(where TEST A B) chooses at run time")  # fmt: skip
     el.fail("E-TYPE-006", f"the test of `{what}` is {kind_of(value)}, not a boolean", form.span)
 
 
 def _if(el: Elaborator, form: List, scope: Scope) -> Any:
-    _need(el, form, 3, None, "(if TEST V TEST V … V)")
+    _need(el, form, 2, None, "(if TEST V TEST V … V)")
     parts = form.items[1:]
     if len(parts) % 2 == 0:
-        el.fail("E-FORM-001", "`if` needs a last value for when no test holds", form.span)
+        el.fail("E-FORM-001", "`if` has no last value, for when no test holds", form.span,
+                help="(if TEST V TEST V … V); effects stand in (when TEST EFFECT …)")  # fmt: skip
     for index in range(0, len(parts) - 1, 2):
         if test(el, parts[index], scope, "if"):
             return el.eval(parts[index + 1], scope)
@@ -136,6 +154,8 @@ def _logic(word: str, stop: bool) -> Any:
                 if value is stop:
                     return stop
                 result = value if result is None else result
+            elif not isinstance(value, Value | HostScalar):
+                el.fail("E-TYPE-006", f"`{word}` takes booleans, not {kind_of(value)}", item.span)
             else:
                 result = value if result is None or isinstance(result, bool) else arithmetic(el, word, [result, value])
         return result
@@ -146,7 +166,7 @@ def _logic(word: str, stop: bool) -> Any:
 def _with(el: Elaborator, form: List, scope: Scope) -> Any:
     plain, keyed = options(el, form.items[1:], ("scope", "compute", "training", "weights"), "with")
     if not plain:
-        el.fail("E-FORM-001", "`with` needs a body", form.span)
+        el.fail("E-FORM-001", "`with` needs a body: (with :training false BODY)", form.span)
     trace = el.require_trace()
     settings: dict[str, Any] = {}
     if "compute" in keyed:
@@ -158,7 +178,7 @@ def _with(el: Elaborator, form: List, scope: Scope) -> Any:
     if "training" in keyed:
         settings["training"] = test(el, keyed["training"], scope, "with :training")
     if "weights" in keyed:
-        el.fail("E-NAME-001", "no `defaverage` of this name", keyed["weights"].span)
+        el.fail("E-FORM-003", later("`:weights`"), keyed["weights"].span)
     parts = el.path_name(keyed["scope"], scope) if "scope" in keyed else ()
     label = (".".join(parts),) if parts else ()
     with trace.changed(**settings), trace.inside(trace.scope + parts, trace.draws + label):
@@ -223,12 +243,19 @@ def loop_value(carries: Sequence[Any], emitted: Sequence[Any]) -> Any:
 def sequences(el: Elaborator, form: Form, scope: Scope) -> Iterator[Scope]:
     """A scope per round of `[i n x V …]`: a number counts from 0, a vector is walked."""
     bound: list[tuple[Form, Sequence[Any], Form]] = []
+    walked: Sequence[Any]
     for pattern, value_form in pairs(el, form, "a loop's list"):
         value = el.eval(value_form, scope)
         if isinstance(value, Value):
             el.fail("E-TYPE-006", f"a loop at elaboration walks numbers and vectors, not a tensor {value.type}",
                     value_form.span, help="(scan …) walks a tensor's axis at run time")  # fmt: skip
         walked = value if isinstance(value, tuple) else range(el.size(value, value_form.span))
+        if len(walked) > MAX_ROUNDS:
+            el.fail(
+                "E-TYPE-005",
+                f"a loop of {len(walked):,} rounds is written out one by one; at most {MAX_ROUNDS:,} are",
+                value_form.span,
+            )
         bound.append((pattern, walked, value_form))
     if not bound:
         el.fail("E-FORM-001", "a loop needs a counter or a vector: [i n]", form.span)
@@ -236,7 +263,9 @@ def sequences(el: Elaborator, form: Form, scope: Scope) -> Iterator[Scope]:
     for _, walked, value_form in bound:
         if len(walked) != length:
             labels = [Label(f.span, f"{len(w)} rounds") for _, w, f in bound]
-            el.fail("E-TYPE-005", f"a loop walks {length} and {len(walked)} values at once", value_form.span, labels=labels)
+            el.fail(
+                "E-TYPE-005", f"a loop walks {length} and {len(walked)} values at once", value_form.span, labels=labels
+            )
     for index in range(length):
         local = Scope(scope)
         for pattern, walked, _ in bound:
@@ -276,22 +305,32 @@ def _for(el: Elaborator, form: List, scope: Scope) -> tuple[Any, ...]:
 # Storage.
 
 
-def initial_graph(el: Elaborator, path: str, type: TensorType, init: Any, span: Span) -> Graph:
+def _initial_graph(el: Elaborator, path: str, type: TensorType, form: Form, scope: Scope) -> Graph:
     """The graph (output `value`) that makes the first contents of a parameter or state."""
+    span = form.span
     outer, trace = el.trace, Trace(el.world, Ambient(), f"initialise {path}")
     trace.draws = (path,)
     trace.effects_refused = trace.params_refused = "an initialiser"
     el.trace = trace
     try:
+        init = el.eval(form, scope)
         value = el.apply(init, [type], {}, span) if isinstance(init, Function | Builtin) else init
-        if isinstance(value, Value) and value.type != type and value.rank:
-            el.fail("E-PARAM-002", f"the initialiser of `{path}` gives {value.type}, not {type}", span)
+        if not isinstance(value, Value | int | float | tuple | HostScalar):
+            el.fail("E-PARAM-002", f"the initialiser of `{path}` is {kind_of(value)}", span,
+                    help="a number, or a function of a type such as (normal 0.02), lecun or zeros")  # fmt: skip
+        if isinstance(value, HostScalar):
+            el.fail("E-PARAM-002", f"the initialiser of `{path}` depends on `step`, but it runs before the first", span)
         tensor = el.tensor(value, type.dtype)
-        if tensor.dtype != type.dtype:
-            el.fail("E-PARAM-002", f"the initialiser of `{path}` gives {tensor.dtype}, not {type.dtype}", span)
+        if tensor.dtype != type.dtype or (tensor.rank and tensor.shape != type.shape):
+            el.fail("E-PARAM-002", f"the initialiser of `{path}` gives {tensor.type}, not {type}", span)
         return trace.builder.graph("initial", [("value", broadcast_to(el, tensor, type.shape))])
     finally:
         el.trace = outer
+
+
+def _prefixes(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts))]
 
 
 def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
@@ -303,6 +342,7 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
     if trace.params_refused:
         el.fail("E-PARAM-001", f"`{word}` stands in {trace.params_refused}, which owns no storage", form.span)
     path = trace.path(name_of(el, plain[0], f"the first part of `{word}`"))
+    el.path_name(plain[0], scope)
     type = type_value(el, el.eval(plain[1], scope))
     mine, other = (el.world.parameters, el.world.states) if word == "param" else (el.world.states, el.world.parameters)
     if path in other:
@@ -312,16 +352,24 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
         el.fail("E-PARAM-001", f"the parameter `{path}` is made twice in one model call", form.span,
                 labels=[Label(trace.created[path], "made here first")],
                 help="give each call its own `:name`, or bind the value once and use it twice")  # fmt: skip
-    trace.created[path] = form.span
+    trace.created[path] = el.place(form.span)
     found = mine.get(path)
     if found is None:
-        if any(p.startswith(path + ".") for p in mine):
-            el.fail("E-PARAM-001", f"`{path}` is both a {word} and the root of others", form.span)
-        init = el.eval(plain[2], scope)
+        outer = [p for p in _prefixes(path) if p in mine or p in other]
+        inner = [p for p in (*mine, *other) if p.startswith(path + ".")]
+        for clash in (*outer, *inner):
+            there = (mine.get(clash) or other[clash]).span
+            el.fail(
+                "E-PARAM-001",
+                f"`{min(path, clash)}` has contents of its own, and is the root of `{max(path, clash)}`",
+                form.span,
+                labels=[Label(there, f"`{clash}` is made here")],
+                help="give one of the two another name or `:name`",
+            )
         lane = "lane" in keyed and test(el, keyed["lane"], scope, "state :lane")
         if lane:
-            el.fail("E-STATE-001", "a state with `:lane true` is not supported by this version", form.span)
-        found = Initialised(path, type, initial_graph(el, path, type, init, form.span), form.span)
+            el.fail("E-FORM-003", later("`:lane true`"), form.span)
+        found = Initialised(path, type, _initial_graph(el, path, type, plain[2], scope), el.place(form.span))
         mine[path] = found
     elif found.type != type:
         el.fail("E-PARAM-001", f"`{path}` is {type} here and {found.type} elsewhere", form.span,
@@ -367,6 +415,10 @@ def host_function(el: Elaborator, function: Any, span: Span) -> Graph:
     try:
         x = HostScalar(el.schedule.builder.input("x", SCALAR_F64))
         y = el.apply(function, [x], {}, span)
+        if isinstance(y, HostScalar) and any(
+            n.op == "input" and n.outputs[0] is not x.value for n in reachable((y.value,))
+        ):
+            el.fail("E-TYPE-006", "`:after` is a function of the folded value alone, not of `step`", span)
         if not isinstance(y, HostScalar):
             el.fail("E-TYPE-006", f"`:after` gives {kind_of(y)}, not a number of its argument", span)
         return el.schedule.builder.graph("after", [("y", y.value)], [x.value])
@@ -380,12 +432,11 @@ def _measure(el: Elaborator, form: List, scope: Scope) -> None:
         el.fail("E-FORM-001", "this form is (measure NAME V)", form.span)
     trace = _effect_trace(el, form, "measure")
     name = name_of(el, plain[0], "the first part of `measure`")
+    el.path_name(plain[0], scope)
     path = "/".join(filter(None, (".".join(trace.scope), name)))
     value = el.eval(plain[1], scope)
-    weight: Value | None = None
-    if isinstance(value, Weighted):
-        value, weight = value.value, value.weight
-    tensor = el.tensor(value)
+    weight: Value | None = value.weight if isinstance(value, Weighted) else None
+    tensor = el.tensor(value.value if isinstance(value, Weighted) else value)
     if tensor.rank > 1:
         el.fail("E-TYPE-006", f"`measure` takes a scalar or a small vector, not {tensor.type}", plain[1].span)
     b = trace.builder
@@ -397,15 +448,15 @@ def _measure(el: Elaborator, form: List, scope: Scope) -> None:
             el.fail("E-TYPE-006", f"`:weight` is a scalar, not {given.type}", keyed["weight"].span)
         weight = b.cast(given, "f32")
     reduce = _reducer(el, keyed, tensor.type)
-    every = el.size(el.eval(keyed["every"], scope), keyed["every"].span) if "every" in keyed else 1
+    every = _due_every(el, keyed["every"], scope) if "every" in keyed else 1
     after = host_function(el, el.eval(keyed["after"], scope), form.span) if "after" in keyed else None
     before = trace.measures.get(path)
     if before is not None:
-        if before.reduce != reduce or before.value.type != tensor.type:
+        if (before.reduce, before.every, before.value.type) != (reduce, every, tensor.type):
             el.fail("E-STATE-001", f"the measure `{path}` is made twice, differently", form.span,
                     labels=[Label(before.span, "the other")])  # fmt: skip
         tensor, weight = _together(trace, before, tensor, weight)
-    trace.measures[path] = Measured(path, tensor, weight, reduce, max(1, every), after, form.span)
+    trace.measures[path] = Measured(path, tensor, weight, reduce, every, after, el.place(form.span))
 
 
 def _together(trace: Trace, before: Measured, value: Value, weight: Value | None) -> tuple[Value, Value | None]:
@@ -423,7 +474,10 @@ def _together(trace: Trace, before: Measured, value: Value, weight: Value | None
     one = b.constant(1.0, SCALAR_F32)
     w1, w2 = before.weight or one, weight or one
     total = b.add(w1, w2)
-    spread = lambda w: b.broadcast(w, value.shape, ()) if value.rank else w  # noqa: E731
+
+    def spread(w: Value) -> Value:
+        return b.broadcast(w, value.shape, ()) if value.rank else w
+
     folded = b.add(b.mul(before.value, spread(w1)), b.mul(value, spread(w2)))
     positive = b.op("maximum", total, b.constant(1e-30, SCALAR_F32))
     return b.div(folded, spread(positive)), total
@@ -446,17 +500,20 @@ def _set_state(el: Elaborator, form: List, scope: Scope) -> None:
                 labels=[Label(state.span, f"{state.type} here")])  # fmt: skip
     reduce = _reducer(el, keyed, state.type)
     using = _using_graph(el, state.type, el.eval(keyed["using"], scope), form.span) if "using" in keyed else None
+    count = 1
     before = trace.state_sets.get(name)
     if before is not None:
-        if before.reduce != reduce or before.using is not using and (before.using is None or using is None):
+        if before.reduce != reduce or (before.using is None) != (using is None):
             el.fail("E-STATE-001", f"the state `{name}` is set twice, differently", form.span,
                     labels=[Label(before.span, "the other")])  # fmt: skip
+        count = before.count + 1
         if reduce == "mean":
-            tensor = trace.builder.scale(trace.builder.add(before.value, tensor), 0.5)
+            earlier = trace.builder.scale(before.value, before.count) if before.count > 1 else before.value
+            tensor = trace.builder.scale(trace.builder.add(earlier, tensor), 1.0 / count)
         elif reduce != "last":
             op = {"sum": "add", "max": "maximum", "min": "minimum"}[reduce]
             tensor = trace.builder.op(op, before.value, tensor)
-    trace.state_sets[name] = StateSet(name, tensor, reduce, using, form.span)
+    trace.state_sets[name] = StateSet(name, tensor, reduce, using, el.place(form.span), count)
 
 
 def _using_graph(el: Elaborator, type: TensorType, function: Any, span: Span) -> Graph:
@@ -483,7 +540,12 @@ def _grad(el: Elaborator, form: List, scope: Scope) -> Any:
     function = el.eval(form.items[1], scope)
     points = [el.tensor(el.eval(item, scope)) for item in form.items[2:]]
     b = trace.builder
-    copies = [b.op("cast", p, dtype=p.dtype) for p in points]
+    for point, item in zip(points, form.items[2:], strict=True):
+        if not point.type.is_float:
+            el.fail("E-TYPE-009", f"`grad` with respect to {point.type}, which is no float", item.span)
+    # Each `grad` has copies of its own, so that a nested one does not mistake its argument for another's.
+    trace.num_gradients += 1
+    copies = [b.op("cast", p, dtype=p.dtype, copy=trace.num_gradients) for p in points]
     with trace.refusing(effects="`grad`"):
         result = el.tensor(el.apply(function, copies, {}, form.span, bound="grad"))
     if result.shape != () or not result.type.is_float:
@@ -495,18 +557,23 @@ def _grad(el: Elaborator, form: List, scope: Scope) -> Any:
 
 
 def _every(el: Elaborator, form: List, scope: Scope) -> Any:
-    _need(el, form, 2, None, "(every n X) or (every n NEW OLD)")
-    n = el.size(el.eval(form.items[1], scope), form.items[1].span)
-    if n < 1:
-        el.fail("E-TYPE-005", "`every` counts from 1", form.items[1].span)
+    _need(el, form, 1, None, "(every n X) or (every n NEW OLD)")
+    n = _due_every(el, form.items[1], scope)
     rest = form.items[2:]
     if len(rest) == 2 and not isinstance(rest[0], Keyword):
         new, old = el.eval(rest[0], scope), el.eval(rest[1], scope)
-        return host_where(el, _due(el, n), new, old)
-    plain, keyed = options(el, rest, ("keep", "keep-best"), "every")
+        return where(el, _due(el, n), new, old)
+    plain, keyed = options(el, rest, ("keep",), "every")
     if len(plain) > 1:
         el.fail("E-FORM-001", "this form is (every n X) or (every n NEW OLD)", form.span)
     return Due(n, el.eval(plain[0], scope) if plain else None, {k: el.eval(v, scope) for k, v in keyed.items()})
+
+
+def _due_every(el: Elaborator, form: Form, scope: Scope) -> int:
+    n = el.size(el.eval(form, scope), form.span)
+    if n < 1:
+        el.fail("E-TYPE-005", "`every` counts from 1", form.span)
+    return n
 
 
 def _due(el: Elaborator, n: int) -> HostScalar:

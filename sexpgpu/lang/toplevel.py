@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.data import ArraysSpec, DataSpec, Dataset, TextSpec, TokensSpec, open_dataset
+from sexpgpu.data import ArraysSpec, Dataset, DataSpec, TextSpec, TokensSpec, open_dataset
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.patterns import parse_parameters
 from sexpgpu.lang.scope import Lazy, Scope
-from sexpgpu.lang.special import options
+from sexpgpu.lang.special import later, name_of, options, pairs, test
 from sexpgpu.lang.values import DataHandle, Function, OptimizerDefinition, Reference
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, String, Symbol, read
+from sexpgpu.syntax import Form, List, String, Symbol, Vector, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Module:
     base: Path
     spans: dict[str, Span] = field(default_factory=dict)
     constants: dict[str, Form] = field(default_factory=dict)
-    variants: dict[str, tuple[Span, dict[str, Form]]] = field(default_factory=dict)
+    variants: dict[str, tuple[dict[str, Span], dict[str, Form]]] = field(default_factory=dict)
     overrides: dict[str, Form] = field(default_factory=dict)
     metrics: dict[str, Function] = field(default_factory=dict)
     loaders: dict[str, Declared] = field(default_factory=dict)
@@ -46,6 +46,7 @@ class Module:
     diagnostics: dict[str, Declared] = field(default_factory=dict)
     runs: dict[str, Declared] = field(default_factory=dict)
     datasets: dict[str, Dataset] = field(default_factory=dict)
+    mentioned: set[str] = field(default_factory=set)
 
 
 TopLevel = Callable[[Elaborator, Module, List], None]
@@ -84,18 +85,21 @@ def _defvariant(el: Elaborator, module: Module, form: List) -> None:
     if name in module.variants:
         el.fail("E-NAME-002", f"the variant `{name}` is defined twice", form.items[1].span)
     changes: dict[str, Form] = {}
+    places: dict[str, Span] = {}
     for item in form.items[2:]:
         match item:
             case List(items=(Symbol() as constant, value)):
+                if constant.name in changes:
+                    el.fail("E-NAME-002", f"the variant `{name}` sets `{constant.name}` twice", item.span)
                 changes[constant.name] = value
-                _check_constant(el, module, constant.name, item.span, later=True)
+                places[constant.name] = constant.span
             case _:
                 el.fail("E-FORM-001", f"this form is {shape}", item.span)
-    module.variants[name] = (form.span, changes)
+    module.variants[name] = (places, changes)
 
 
-def _check_constant(el: Elaborator, module: Module, name: str, span: Span | None, *, later: bool = False) -> None:
-    if later or name in module.constants:
+def _check_constant(el: Elaborator, module: Module, name: str, span: Span | None) -> None:
+    if name in module.constants:
         return
     near = nearest(name, module.constants)
     known = ", ".join(module.constants) or "none"
@@ -109,10 +113,13 @@ def _function(model: bool) -> TopLevel:
     def top(el: Elaborator, module: Module, form: List) -> None:
         shape = f"({word} NAME (PARAMETER …) BODY)"
         name = _name(el, module, form, shape)
-        items = list(form.items[2:])
+        items: list[Form] = list(form.items[2:])
         if not items or not isinstance(items[0], List):
-            el.fail("E-FORM-001", f"this form is {shape}", form.span)
-        doc = items.pop(1).value if len(items) > 2 and isinstance(items[1], String) else ""  # type: ignore[union-attr]
+            el.fail("E-FORM-001", f"the parameters of `{name}` stand in round brackets: {shape}", form.span)
+        doc = ""
+        if len(items) > 2 and isinstance(items[1], String):
+            doc = items[1].value
+            del items[1]
         if len(items) < 2:
             el.fail("E-FORM-001", f"`{name}` has no body: {shape}", form.span)
         parameters = parse_parameters(el, items[0].items)
@@ -129,7 +136,9 @@ def _defmetric(el: Elaborator, module: Module, form: List) -> None:
     parameters = parse_parameters(el, form.items[2].items)
     for parameter in parameters:
         if parameter.keyword or not isinstance(parameter.pattern, Symbol):
-            el.fail("E-FORM-001", "the parameters of a metric are fields of a loader: FIELD or (FIELD TYPE)", parameter.span)
+            el.fail(
+                "E-FORM-001", "the parameters of a metric are fields of a loader: FIELD or (FIELD TYPE)", parameter.span
+            )
     metric = Function(name, parameters, form.items[3:], module.scope, form.span)
     module.metrics[name] = metric
     module.scope.names[name] = metric
@@ -146,10 +155,10 @@ def _defoptimizer(el: Elaborator, module: Module, form: List) -> None:
         el.fail("E-FORM-001", f"an optimizer takes a parameter and its gradient, then keywords: {shape}", form.span)
     state: list[tuple[str, Form]] = []
     if "state" in keyed:
-        from sexpgpu.lang.special import name_of, pairs
-
         state = [(name_of(el, p, "a state"), v) for p, v in pairs(el, keyed["state"], "`:state`")]
-    module.scope.names[name] = OptimizerDefinition(name, parameters, tuple(state), tuple(plain), module.scope, form.span)
+    module.scope.names[name] = OptimizerDefinition(
+        name, parameters, tuple(state), tuple(plain), module.scope, form.span
+    )
 
 
 def _defdata(el: Elaborator, module: Module, form: List) -> None:
@@ -174,6 +183,10 @@ def _data_spec(el: Elaborator, source: List, scope: Scope) -> DataSpec:
     kinds = {"text": ("by",), "tokens": ("vocabulary",), "arrays": ()}
     head = source.items[0]
     kind = head.name if isinstance(head, Symbol) else ""
+    if kind == "if":
+        return _data_spec(el, _chosen_source(el, source, scope), scope)
+    if kind in ("table", "image", "lines"):
+        el.fail("E-FORM-001", later(f"the data `{kind}`"), head.span, help=f"this one has: {', '.join(kinds)}")
     if kind not in kinds:
         near = nearest(kind, kinds)
         el.fail("E-FORM-001", f"`{head.span.text}` is no kind of data", head.span,
@@ -201,6 +214,21 @@ def _data_spec(el: Elaborator, source: List, scope: Scope) -> DataSpec:
     el.fail("E-FORM-003", "`:by` is characters or bytes", by.span)
 
 
+def _chosen_source(el: Elaborator, form: List, scope: Scope) -> List:
+    """The source that `(if TEST SOURCE … SOURCE)` chooses; the others are not opened."""
+    parts = form.items[1:]
+    if len(parts) < 3 or len(parts) % 2 == 0:
+        el.fail("E-FORM-001", "a choice of data is (if TEST SOURCE TEST SOURCE … SOURCE)", form.span)
+    chosen = parts[-1]
+    for index in range(0, len(parts) - 1, 2):
+        if test(el, parts[index], scope, "if"):
+            chosen = parts[index + 1]
+            break
+    if not isinstance(chosen, List) or not chosen.items:
+        el.fail("E-FORM-001", '`if` chooses between sources of data: (text|tokens|arrays "PATH" …)', chosen.span)
+    return chosen
+
+
 def _declared(kind: str, table: str, allowed: Sequence[str], shape: str) -> TopLevel:
     def top(el: Elaborator, module: Module, form: List) -> None:
         name = _name(el, module, form, shape)
@@ -226,18 +254,32 @@ FORMS: dict[str, TopLevel] = {
     "defoptimizer": _defoptimizer,
     "defdata": _defdata,
     "defloader": _declared("loader", "loaders", ("batch", "shuffle", "last"), "(defloader NAME VIEW :batch n …)"),
-    "defeval": _declared(
-        "eval", "evaluations", ("loader", "batches"), "(defeval NAME :loader L :batches n METRIC …)"
-    ),
+    "defeval": _declared("eval", "evaluations", ("loader", "batches"), "(defeval NAME :loader L :batches n METRIC …)"),
     "defupdate": _declared("update", "updates", UPDATE_KEYS, "(defupdate NAME :loss L …)"),
     "defgenerator": _declared(
         "generator", "generators", ("trips", "carry", "axis", "show"), "(defgenerator NAME (ARGS) … BODY)"
     ),
     "defdiagnostic": _declared(
-        "diagnostic", "diagnostics", ("over", "group", "reduce", "after", "every"), "(defdiagnostic NAME (p g new) BODY)"
+        "diagnostic",
+        "diagnostics",
+        ("over", "group", "reduce", "after", "every"),
+        "(defdiagnostic NAME (p g new) BODY)",
     ),
     "defrun": _declared("run", "runs", RUN_KEYS, "(defrun NAME :loss L :optimizer O …)"),
 }
+
+
+def mention(names: set[str], form: Form, *, in_variant: bool = False) -> None:
+    """Enter every name that stands in `form`; a variant's constant is set there, not used."""
+    match form:
+        case Symbol():
+            names.add(form.name)
+        case List() | Vector():
+            for item in form.items[1 if in_variant else 0 :]:
+                mention(names, item)
+
+
+LATER_FORMS = ("include", "defaverage", "defweights")
 
 
 def declare(el: Elaborator, module: Module, source: Source) -> list[Diagnostic]:
@@ -252,11 +294,15 @@ def declare(el: Elaborator, module: Module, source: Source) -> list[Diagnostic]:
             if not isinstance(form, List) or not form.items or not isinstance(form.items[0], Symbol):
                 el.fail("E-FORM-002", "a file is made of forms such as (def …) or (defmodel …)", form.span)
             head = form.items[0].name
+            if head in LATER_FORMS:
+                el.fail("E-FORM-002", later(f"`{head}`"), form.items[0].span, help=f"this one has: {', '.join(FORMS)}")
             if head not in FORMS:
                 near = nearest(head, FORMS)
                 el.fail("E-FORM-002", f"`{head}` is no top-level form", form.items[0].span,
                         help=f"`{near}` is a near name" if near else f"the forms: {', '.join(FORMS)}")  # fmt: skip
             FORMS[head](el, module, form)
+            for item in form.items[2:]:
+                mention(module.mentioned, item, in_variant=head == "defvariant")
         except DiagnosticError as error:
             found += error.diagnostics
     return found
@@ -265,8 +311,8 @@ def declare(el: Elaborator, module: Module, source: Source) -> list[Diagnostic]:
 def apply_overrides(el: Elaborator, module: Module, variant: str | None, settings: dict[str, str]) -> None:
     """Replace constants by the variant's values, then by `--set`. Raises E-NAME-003, E-NAME-004."""
     el.stack = []
-    for span, changes in module.variants.values():
-        for name in changes:
+    for places, _ in module.variants.values():
+        for name, span in places.items():
             _check_constant(el, module, name, span)
     if variant is not None:
         if variant not in module.variants:

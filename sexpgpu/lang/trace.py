@@ -85,13 +85,14 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class StateSet:
-    """A `set-state`: what this microbatch proposes, how proposals fold, and how the new value is made of old and seen."""
+    """A `set-state`: what this microbatch proposes, how proposals fold, how the new value is made of old and seen."""
 
     name: str
     value: Value
     reduce: str
     using: Graph | None
     span: Span
+    count: int = 1
 
 
 class Trace:
@@ -108,6 +109,7 @@ class Trace:
         self.measures: dict[str, Measured] = {}
         self.state_sets: dict[str, StateSet] = {}
         self.trip: Value | None = None
+        self.num_gradients = 0
         self.effects_refused: str | None = None
         self.params_refused: str | None = None
         self._sites: dict[str, int] = {}
@@ -148,6 +150,16 @@ class Trace:
             yield
         finally:
             self.effects_refused = before
+
+    @property
+    def what(self) -> str:
+        """What this graph is, for a message."""
+        return self.effects_refused or f"`{self.name}`"
+
+    def owns(self, value: Value) -> bool:
+        """Whether `value` belongs to this graph and not to another one."""
+        nodes = self.builder.nodes
+        return value.node.id < len(nodes) and nodes[value.node.id] is value.node
 
     def path(self, name: str) -> str:
         """The full path of a parameter, state or measure called `name` here."""

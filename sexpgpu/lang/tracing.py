@@ -15,9 +15,12 @@ from sexpgpu.lang.patterns import bind_pattern, match_type, pattern_names
 from sexpgpu.lang.scope import Scope
 from sexpgpu.lang.special import advance, pairs
 from sexpgpu.lang.trace import SCALAR_F32, TRIP, Ambient, Trace
-from sexpgpu.lang.values import Function, Next, OptimizerRule, Parameter, Proposal, Weighted, kind_of
+from sexpgpu.lang.values import Function, HostScalar, Next, OptimizerRule, Parameter, Proposal, Weighted, kind_of
 from sexpgpu.source import Span
 from sexpgpu.syntax import Form
+
+SERIES_OF_A_RUN = ("loss", "gradient-norm")
+"""Series that training writes beside the measures; an evaluation writes one called like its metric."""
 
 Fields = Mapping[str, tuple[str, tuple[int, ...]]]
 
@@ -41,15 +44,19 @@ def trace_objective(
                 match_type(el, parameter.name, parameter.type, value, local, parameter.span or span, label)
             local.names[parameter.name] = value
         result = el.eval_body(metric.body, local)
+        el.stack = [metric.body[-1].span]
         b = trace.builder
         value, weight = (result.value, result.weight) if isinstance(result, Weighted) else (result, None)
         tensor = el.tensor(value)
         if tensor.shape != () or not tensor.type.is_float:
-            el.fail("E-TYPE-006", f"the metric `{metric.name}` gives {tensor.type}, not a scalar", metric.span,
+            el.fail("E-TYPE-006", f"the metric `{metric.name}` gives {tensor.type}, not a scalar",
                     help="(mean …) or (sum …) makes a scalar")  # fmt: skip
         outputs = [("value", b.cast(tensor, "f32")), ("weight", weight or b.constant(1.0, SCALAR_F32))]
         measures = []
         for m in trace.measures.values():
+            if m.path in (*SERIES_OF_A_RUN, metric.name):
+                el.fail("E-NAME-002", f"`{m.path}` is the name of a series that the run itself writes", m.span,
+                        help="give the measure another name")  # fmt: skip
             outputs.append((f"measure:{m.path}", m.value))
             if m.weight is not None:
                 outputs.append((f"measure-weight:{m.path}", m.weight))
@@ -63,9 +70,7 @@ def trace_objective(
         el.trace = None
 
 
-def _field(
-    el: Elaborator, trace: Trace, parameter: Parameter, fields: Fields, loader: str | None, span: Span
-) -> Value:
+def _field(el: Elaborator, trace: Trace, parameter: Parameter, fields: Fields, loader: str | None, span: Span) -> Value:
     if parameter.name not in fields:
         if loader is None:
             el.fail("E-DATA-005", f"the field `{parameter.name}` needs a loader, but none is given", span,
@@ -110,22 +115,26 @@ class RuleTracer:
             names = {**rule.bound, name_p: b.input("p", type), name_g: b.input("g", type)}
             names.update({state: b.input(f"state:{state}", t) for state, t, _ in initial})
             proposal = el.eval_body(definition.body, Scope(definition.scope, names))
+            last = definition.body[-1].span
             if not isinstance(proposal, Proposal):
-                el.fail("E-FORM-001", f"the optimizer `{definition.name}` ends in {kind_of(proposal)}", definition.span,
+                el.fail("E-FORM-001", f"the optimizer `{definition.name}` ends in {kind_of(proposal)}", last,
                         help="its body ends in (propose :p P :state S …)")  # fmt: skip
             known = {name_p: type, **{state: t for state, t, _ in initial}}
             outputs = []
             for name, value in proposal.values.items():
                 if name not in known:
-                    el.fail("E-FORM-003", f"`propose` names `:{name}`, which is no state of `{definition.name}`",
-                            definition.span)  # fmt: skip
+                    el.fail("E-FORM-003", f"`propose` names `:{name}`, which is no state of `{definition.name}`", last,
+                            help=f"it proposes: {', '.join(f':{k}' for k in known)}")  # fmt: skip
                 tensor = el.tensor(value, known[name].dtype)
                 if tensor.type != known[name]:
-                    el.fail("E-TYPE-002", f"`{definition.name}` proposes {tensor.type} for `{name}`, which is {known[name]}",
-                            definition.span)  # fmt: skip
+                    el.fail(
+                        "E-TYPE-002",
+                        f"`{definition.name}` proposes {tensor.type} for `{name}`, which is {known[name]}",
+                        last,
+                    )
                 outputs.append(("p" if name == name_p else f"state:{name}", tensor))
             if name_p not in proposal.values:
-                el.fail("E-FORM-004", f"`propose` gives no `:{name_p}`", definition.span)
+                el.fail("E-FORM-004", f"`propose` gives no `:{name_p}`, the new parameter", last)
             return LeafRule(definition.name, b.graph(definition.name, outputs), tuple(initial))
         finally:
             el.trace = None
@@ -138,17 +147,25 @@ def trace_diagnostic(el: Elaborator, function: Function, type: TensorType) -> Gr
     el.stack = []
     try:
         given = [trace.builder.input(name, type) for name in ("p", "g", "new")][: len(function.parameters)]
-        value = el.tensor(el.apply(function, given, {}, function.span))
+        result = el.apply(function, given, {}, function.span)
+        el.stack = [function.body[-1].span]
+        value = el.tensor(result)
         if value.shape != () or not value.type.is_float:
-            el.fail("E-TYPE-006", f"the diagnostic `{function.name}` gives {value.type}, not a scalar", function.span)
+            el.fail("E-TYPE-006", f"the diagnostic `{function.name}` gives {value.type}, not a scalar",
+                    help="(norm …), (mean …) or (sum …) makes a scalar")  # fmt: skip
         return trace.builder.graph(function.name, [("value", value)])
     finally:
         el.trace = None
 
 
-def _leaves(el: Elaborator, value: Any) -> list[Value]:
+def _leaves(el: Elaborator, value: Any, like: Sequence[Value] = ()) -> list[Value]:
+    """The tensors of a carry. like: what it was before, whose dtype a lone number takes."""
     if isinstance(value, tuple):
+        if like and len(like) == len(value):
+            return [leaf for part, old in zip(value, like, strict=True) for leaf in _leaves(el, part, [old])]
         return [leaf for part in value for leaf in _leaves(el, part)]
+    if len(like) == 1 and isinstance(value, int | float | HostScalar):
+        return [el.tensor(value, like[0].dtype)]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [el.tensor(value, "f32" if isinstance(value, float) else "i32")]
     return [el.tensor(value)]
@@ -178,12 +195,17 @@ def trace_generator(
         if "trips" not in forms:
             if "carry" in forms:
                 el.fail("E-FORM-004", "a generator with `:carry` needs `:trips`", span)
-            values = _leaves(el, el.eval_body(body, local))
+            result = el.eval_body(body, local)
+            el.stack = [body[-1].span]
+            values = _leaves(el, result)
             outputs = [(f"carry:{i}", v) for i, v in enumerate(values)]
             graph = start.builder.graph(start.name, outputs)
             carries = tuple((f"generate.{name}/{i}", v.type) for i, v in enumerate(values))
             return GeneratorGraphs(name, graph, None, 0, carries, 0, 0, None, known_prompt)
-        ((counter, count_form),) = pairs(el, forms["trips"], "`:trips`")
+        trips = pairs(el, forms["trips"], "`:trips`")
+        if len(trips) != 1:
+            el.fail("E-FORM-001", "`:trips` is one counter: [t n]", forms["trips"].span)
+        ((counter, count_form),) = trips
         num_trips = el.size(el.eval(count_form, local), count_form.span)
         named: dict[str, Any] = {}
         for pattern, form in pairs(el, forms["carry"], "`:carry`") if "carry" in forms else []:
@@ -207,19 +229,23 @@ def trace_generator(
         carried = {n: names[n] for n in named}
         if not named and not isinstance(result, Next):
             el.fail("E-FORM-001", "the body of a generator with trips ends in (next :carry V … :emit V)", span)
-        after, emitted = advance(el, result, carried, span)
-        outputs = []
+        el.stack = [body[-1].span]
+        after, emitted = advance(el, result, carried, body[-1].span)
+        carried_on: list[Value] = []
         for n, values in after.items():
-            new = _leaves(el, values)
+            new = _leaves(el, values, leaves[n])
             if [v.type for v in new] != [v.type for v in leaves[n]]:
-                el.fail("E-TYPE-003", f"the carry `{n}` begins as {_types(leaves[n])} and becomes {_types(new)}", span)
-            outputs += new
-        pairs_out = [(f"carry:{i}", v) for i, v in enumerate(outputs)]
+                el.fail("E-TYPE-003", f"the carry `{n}` begins as {_types(leaves[n])} and becomes {_types(new)}",
+                        help="a carry keeps its shape and dtype from trip to trip")  # fmt: skip
+            carried_on += new
         flat_emits = [leaf for e in emitted for leaf in _leaves(el, e)]
-        pairs_out += [(f"emit:{i}", v) for i, v in enumerate(flat_emits)]
-        trip_graph = trip.builder.graph(trip.name, pairs_out)
+        outputs = [(f"carry:{i}", v) for i, v in enumerate(carried_on)]
+        outputs += [(f"emit:{i}", v) for i, v in enumerate(flat_emits)]
+        trip_graph = trip.builder.graph(trip.name, outputs)
         axis = el.integer(el.eval(forms["axis"], local)) if "axis" in forms else 0
-        return GeneratorGraphs(name, start_graph, trip_graph, num_trips, slots, len(flat_emits), axis, None, known_prompt)
+        return GeneratorGraphs(
+            name, start_graph, trip_graph, num_trips, slots, len(flat_emits), axis, None, known_prompt
+        )
     finally:
         el.trace = None
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from sexpgpu.data import Part, Rows, Windows
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import TensorType
 from sexpgpu.source import Span
@@ -83,7 +84,8 @@ class Function:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Builtin:
-    """An operation of the language written in Python; `call` takes the elaborator first."""
+    """An operation of the language written in Python; `call` takes the elaborator first. words: keywords whose value
+    is a bare word, as in `:fold add`."""
 
     name: str
     call: Callable[..., Any]
@@ -92,6 +94,7 @@ class Builtin:
     keywords: frozenset[str]
     any_keyword: bool
     num_required: int
+    words: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,11 +167,11 @@ def kind_of(value: object) -> str:
         case bool():
             return f"the boolean `{str(value).lower()}`"
         case int():
-            return f"the integer {value}"
+            return f"the integer {value}" if abs(value) < 10**30 else "an integer of many digits"
         case float():
             return f"the number {value:g}"
         case str():
-            return f"the string {value!r}"
+            return f'the string "{value}"'
         case tuple():
             return f"a vector of {len(value)}"
         case Value():
@@ -199,4 +202,8 @@ def kind_of(value: object) -> str:
             return "an `every` form"
         case Wild():
             return "`_`"
+        case Part():
+            return "a part of data"
+        case Rows() | Windows():
+            return "a view of data"
     return type(value).__name__

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from sexpgpu.ir.graph import Graph, Node, Value, reachable
+from sexpgpu.ir.graph import NOWHERE, Graph, Node, Origin, Value, reachable
 from sexpgpu.ir.types import TensorType
 
 
@@ -57,19 +57,29 @@ def flatten(graph: Graph, by_body: Callable[[Node], bool]) -> Flat:
     return flat
 
 
-def _append(flat: Flat, node: Node, numbers: dict[Value, int], by_body: Callable[[Node], bool]) -> None:
+def _append(
+    flat: Flat, node: Node, numbers: dict[Value, int], by_body: Callable[[Node], bool], within: Origin = NOWHERE
+) -> None:
     inputs = tuple([numbers[v] for v in node.inputs])
+    origin = within if node.origin == NOWHERE else node.origin
     if not by_body(node):
         outputs = tuple([flat.value(t) for t in node.types])
-        flat.items.append(Item(node, inputs, outputs))
+        flat.items.append(Item(_placed(node, origin), inputs, outputs))
         numbers.update(zip(node.outputs, outputs, strict=True))
         return
     body = node.bodies[0]
     inner: dict[Value, int] = dict(zip(body.inputs, inputs, strict=True))
     for member in body.nodes:
         if member.op != "input":
-            _append(flat, member, inner, by_body)
+            _append(flat, member, inner, by_body, origin)
     numbers.update(zip(node.outputs, [inner[v] for v in body.output_values], strict=True))
+
+
+def _placed(node: Node, origin: Origin) -> Node:
+    """`node` with the origin of this place: bodies are shared and come from nowhere, but a fault must name a line."""
+    if node.origin == origin:
+        return node
+    return Node(node.id, node.op, node.inputs, node.attrs, node.types, node.bodies, origin)
 
 
 def orders(graph: Graph, flat: Flat) -> list[list[Item]]:

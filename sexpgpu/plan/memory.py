@@ -15,7 +15,8 @@ from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.program import FEED, Program
 from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.arena import aligned
-from sexpgpu.plan.phase import Constants, PhasePlan, plan_in_two_passes, plan_phase
+from sexpgpu.plan.constants import Constants
+from sexpgpu.plan.phase import PhasePlan, plan_in_two_passes, plan_phase
 
 GIB = 1 << 30
 PART_OF_ROLE = {
@@ -39,11 +40,16 @@ def _no_workspace(node: Node) -> int:
     return 0
 
 
+def _no_runtime(num_steps: int) -> int:
+    return 0
+
+
 @dataclass(frozen=True)
 class MemoryProfile:
     """What a plan must know of a device: data, so that a plan for an absent one is the same call.
 
     item_bytes: storage of an element by IR dtype. workspace_bytes: what a step allocates for itself.
+    runtime_bytes: what an opened plan of so many steps keeps beside tensors: prepared calls, libraries' buffers.
     by_body: composites that run as the steps of their body; the others are one step.
     max_tensor_bytes: the largest tensor that the device can hold; None: no limit of its own.
     """
@@ -51,6 +57,7 @@ class MemoryProfile:
     title: str
     item_bytes: Mapping[str, int] = field(default_factory=lambda: ITEM_BYTES)
     workspace_bytes: Callable[[Node], int] = _no_workspace
+    runtime_bytes: Callable[[int], int] = _no_runtime
     by_body: Callable[[Node], bool] = _is_composite
     max_tensor_bytes: int | None = None
 
@@ -68,7 +75,8 @@ class ProgramPlan:
     """How to execute a program, and all the memory that this takes.
 
     slot_bytes: by role. constants: nodes that make `constant:INDEX`. workspace_bytes: the most that one step
-    allocates beside the arena. The arena is as long as the phase that needs most of it.
+    allocates beside the arena. runtime_bytes: see `MemoryProfile`. The arena is as long as the phase that needs
+    most of it.
     """
 
     program: Program
@@ -80,12 +88,13 @@ class ProgramPlan:
     constants_bytes: int
     feeds_bytes: int
     workspace_bytes: int
+    runtime_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
         """The most that an opened plan holds."""
         persistent = sum(self.slot_bytes.values()) + self.constants_bytes + self.feeds_bytes
-        return persistent + self.arena_bytes + self.workspace_bytes
+        return persistent + self.arena_bytes + self.workspace_bytes + self.runtime_bytes
 
     @property
     def peak_at(self) -> PeakAt | None:
@@ -110,6 +119,7 @@ class ProgramPlan:
         found[GENERATOR] = max([plan.arena_bytes for plan in generators], default=0)
         found["feeds"] = self.feeds_bytes
         found["workspace"] = self.workspace_bytes
+        found["runtime"] = self.runtime_bytes
         return {name: num_bytes for name, num_bytes in found.items() if num_bytes}
 
 
@@ -149,7 +159,12 @@ def plan_memory(program: Program, profile: MemoryProfile) -> ProgramPlan:
         constants_bytes=constants.num_bytes,
         feeds_bytes=sum(num_bytes(type) for _, type in feeds),
         workspace_bytes=max([plan.workspace_bytes for plan in phases.values()], default=0),
+        runtime_bytes=profile.runtime_bytes(sum([_num_steps(plan) for plan in phases.values()])),
     )
+
+
+def _num_steps(plan: PhasePlan) -> int:
+    return len(plan.steps) + (0 if plan.apply is None else len(plan.apply.steps))
 
 
 def _check_tensors(program: Program, profile: MemoryProfile, limit: int) -> None:

@@ -14,8 +14,9 @@ from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.program import FEED, RESULT, SLOT, Phase
 from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.arena import Cell, aligned, live_peak, place
+from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.flatten import Flat, Item, flatten, orders
-from sexpgpu.plan.layout import ARENA, VIEWS, Layout, Strides, constant_strides, contiguous, is_contiguous
+from sexpgpu.plan.layout import ARENA, VIEWS, Layout, Strides, contiguous, is_contiguous
 from sexpgpu.plan.schedule import Task, best_order
 
 
@@ -90,30 +91,6 @@ class Profile(Protocol):
     def workspace_bytes(self, node: Node) -> int:
         """What a step allocates for itself beside its outputs."""
         ...
-
-
-class Constants:
-    """The constants of a program, each once. `layouts` are theirs, `nodes` make them."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.num_bytes = 0
-        self._found: dict[str, Layout] = {}
-
-    def layout(self, node: Node, item_bytes: Mapping[str, int]) -> Layout:
-        """Where the constant that `node` makes lies; equal constants share memory."""
-        key = f"{node.op} {sorted(node.attrs.items())!r}"
-        found = self._found.get(key)
-        if found is None:
-            strides = constant_strides(node)
-            found = self._found[key] = Layout(f"constant:{len(self.nodes)}", 0, strides)
-            self.nodes.append(node)
-            (type,) = node.types
-            size = 1
-            for length, stride in zip(type.shape, strides, strict=True):
-                size *= length if stride else 1
-            self.num_bytes += aligned(size * item_bytes[type.dtype])
-        return found
 
 
 @dataclass(slots=True)

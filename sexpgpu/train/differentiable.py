@@ -21,7 +21,11 @@ def missing_gradients(experiment: Experiment) -> list[Diagnostic]:
         for node in graph.nodes:
             if node.id in active and OPS[node.op].gradient is None:
                 found.append(
-                    Diagnostic("E-TYPE-009", f"`{node.op}` has no gradient, but the loss `{update.objective.name}` needs it",
-                               place(node.origin), help=("(stop-gradient x) where none is meant",))
-                )  # fmt: skip
+                    Diagnostic(
+                        "E-TYPE-009",
+                        f"`{node.op}` has no gradient, but the loss `{update.objective.name}` needs it",
+                        place(node.origin),
+                        help=("(stop-gradient x) where none is meant",),
+                    )
+                )
     return found

@@ -18,7 +18,12 @@ CHUNK = 16
 
 
 def run_evaluation(
-    experiment: Experiment, program: Program, session: Session, schedule: HostSchedule, evaluation: Evaluation, step: int
+    experiment: Experiment,
+    program: Program,
+    session: Session,
+    schedule: HostSchedule,
+    evaluation: Evaluation,
+    step: int,
 ) -> dict[str, Array]:
     """`eval/NAME/METRIC` and `eval/NAME/PATH/MEASURE`. An evaluation draws the same each time.
 
@@ -38,7 +43,9 @@ def run_evaluation(
                 feeds = {name: host[name] for name in phase.feeds if name in host}
                 feeds.update({f"batch.{k}": v for k, v in batch.items() if f"batch.{k}" in phase.feeds})
                 if "stream" in phase.feeds:
-                    feeds["stream"] = np.asarray(stream_key(experiment.run.seed, f"eval {evaluation.name}", m))
+                    feeds["stream"] = np.asarray(
+                        stream_key(experiment.run.seed, f"eval {evaluation.name}", m)
+                    )
                 calls.append(Call(phase.name, feeds))
             for outputs in session.run(calls).result():
                 stop_on_faults(outputs.faults, f"evaluation `{evaluation.name}` at step {step}")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sexpgpu.backend.protocol import Fault
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Origin
 from sexpgpu.lang.experiment import Update
 from sexpgpu.source import Span
+
+if TYPE_CHECKING:
+    from sexpgpu.backend.protocol import Fault
 
 LIBRARY = "std/"
 
@@ -30,19 +33,27 @@ def stop_on_faults(faults: Sequence[Fault], when: str) -> None:
     if faults:
         raise DiagnosticError(
             [
-                Diagnostic("E-RUN-003", f"{when}: {fault.message}", place(fault.origin),
-                           help=("check the data or the index arithmetic; nothing of this step was kept",))
+                Diagnostic(
+                    "E-RUN-003",
+                    f"{when}: {fault.message}",
+                    place(fault.origin),
+                    help=("check the data or the index arithmetic; nothing of this step was kept",),
+                )
                 for fault in faults[:5]
             ]
-        )  # fmt: skip
+        )
 
 
 def zero_weight(update: Update, step: int) -> DiagnosticError:
     """E-RUN-002: the weights of a step add up to 0."""
     return DiagnosticError(
-        Diagnostic("E-RUN-002", f"step {step}: the weights of the loss `{update.objective.name}` add up to 0", update.span,
-                   help=("a whole step had nothing to average; look at the mask and the data",))
-    )  # fmt: skip
+        Diagnostic(
+            "E-RUN-002",
+            f"step {step}: the weights of the loss `{update.objective.name}` add up to 0",
+            update.span,
+            help=("a whole step had nothing to average; look at the mask and the data",),
+        )
+    )
 
 
 def non_finite(update: Update, step: int, loss: float, bad: Sequence[str]) -> DiagnosticError:
@@ -53,7 +64,9 @@ def non_finite(update: Update, step: int, loss: float, bad: Sequence[str]) -> Di
             "E-RUN-001",
             f"step {step}: `{update.name}` proposes values that are not finite for {shown}; its loss is {_shown(loss)}",
             update.span,
-            help=("lower the rate, add `:clip 1.0`, or `:on-nonfinite skip`; the last checkpoint is from before this step",),
+            help=(
+                "lower the rate, add `:clip 1.0`, or `:on-nonfinite skip`; the last checkpoint is older",
+            ),
         )
     )
 

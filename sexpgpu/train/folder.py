@@ -1,7 +1,7 @@
 """The run folder: where a run's checkpoints, metrics, samples and status live, and which one a resume continues.
 
-    runs/FILE/               or FILE-2, FILE-3, …: the folder of one run
-      checkpoints/  samples/  metrics.jsonl  status.json  experiment.sx
+runs/FILE/               or FILE-2, FILE-3, …: the folder of one run
+  checkpoints/  samples/  metrics.jsonl  status.json  experiment.sx
 """
 
 from __future__ import annotations
@@ -52,9 +52,16 @@ def new_folder(stem: str, out: Path | None, root: Path) -> RunFolder:
         folder = RunFolder(out)
         if folder.exists:
             raise DiagnosticError(
-                Diagnostic("E-IO-002", f"{out} holds a run already",
-                           help=("--resume latest continues it; another --out begins anew",))
-            )  # fmt: skip
+                Diagnostic(
+                    "E-IO-002",
+                    f"{out} holds a run already",
+                    help=(
+                        "--resume latest continues it; another --out begins anew"
+                        if next(folder.checkpoints.glob("step-*"), None) is not None
+                        else "it has no checkpoint to continue: remove the folder, or give another --out",
+                    ),
+                )
+            )
     else:
         folder = next(f for n in range(1, 100_000) if not (f := RunFolder(root / _numbered(stem, n))).path.exists())
     with explaining("make the run folder", folder.path):
@@ -62,13 +69,19 @@ def new_folder(stem: str, out: Path | None, root: Path) -> RunFolder:
     return folder
 
 
-def resumed(which: str, stem: str, out: Path | None, root: Path) -> tuple[RunFolder, Checkpoint, list[str]]:
+def resumed(
+    which: str, stem: str, out: Path | None, root: Path, option: str = "--resume"
+) -> tuple[RunFolder, Checkpoint, list[str]]:
     """The folder and checkpoint that `--resume latest` or `--resume PATH` means, and what was skipped as damaged.
+
+    option: what the user gave `which` by.
 
     Raises: E-CKPT-001 where there is none, E-CKPT-002 where PATH is damaged.
     """
     if which != "latest":
         path = Path(which)
+        if path.name == "checkpoints":
+            path = path.parent
         if path.parent.name == "checkpoints":
             return RunFolder(path.parent.parent), load(path), []
         candidates = [RunFolder(path)]
@@ -87,13 +100,26 @@ def resumed(which: str, stem: str, out: Path | None, root: Path) -> tuple[RunFol
         if found is not None:
             return folder, load(found), notes
         if notes:
-            raise DiagnosticError(Diagnostic("E-CKPT-002", f"every checkpoint in {folder.checkpoints} is damaged",
-                                             help=("start anew without --resume",), notes=tuple(notes)))  # fmt: skip
+            raise DiagnosticError(
+                Diagnostic(
+                    "E-CKPT-002",
+                    f"every checkpoint in {folder.checkpoints} is damaged",
+                    help=(_anew(option),),
+                    notes=tuple(notes),
+                )
+            )
     where = str(candidates[0].path) if candidates else str(root / stem)
     raise DiagnosticError(
-        Diagnostic("E-CKPT-001", f"there is no checkpoint to resume in {where}",
-                   help=("run without --resume, or name a run folder or a checkpoint: --resume PATH",))
-    )  # fmt: skip
+        Diagnostic(
+            "E-CKPT-001",
+            f"there is no checkpoint in {where}",
+            help=(f"{_anew(option)}, or name a run folder or a checkpoint: {option} PATH",),
+        )
+    )
+
+
+def _anew(option: str) -> str:
+    return "run without --resume" if option == "--resume" else "train first, with `sexpgpu run`"
 
 
 def _numbered(stem: str, n: int) -> str:

@@ -11,7 +11,7 @@ from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import MeasureInfo, Objective
 
-ONE = np.float32(1)
+ONE: Array = np.asarray(1, np.float32)
 
 
 def weighted_mean(values: Sequence[Array], weights: Sequence[Array]) -> tuple[Array, np.float32]:
@@ -43,7 +43,7 @@ def apply_after(after: Graph | None, value: Array) -> Array:
     """The function of `:after`, element by element, in double precision."""
     if after is None:
         return value
-    flat = [float(evaluate(after, {"x": np.float64(v)})["y"]) for v in np.atleast_1d(value).ravel()]
+    flat = [float(evaluate(after, {"x": np.asarray(v, np.float64)})["y"]) for v in np.atleast_1d(value).ravel()]
     return np.asarray(flat, np.float64).reshape(np.shape(value))
 
 

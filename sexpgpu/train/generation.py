@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,34 @@ class Sample:
     text: str | None
 
 
+def shows_as_it_comes(generator: GeneratorGraphs) -> bool:
+    """Whether each trip gives one more token of one text."""
+    if generator.trip is None or not generator.num_emitted or not (generator.show or "").startswith("text:"):
+        return False
+    return generator.trip.output("emit:0").type.size == 1
+
+
+class _Shown:
+    """A text that grows token by token. A token may be part of a character, so all are decoded together, and what
+    may yet change, the mark of an unfinished character at the end, waits."""
+
+    def __init__(self, decode: Callable[..., str], prompt: Sequence[int], say: Callable[[str], None]) -> None:
+        self._decode = decode
+        self._tokens = list(prompt)
+        self._say = say
+        self._num_shown = 0
+        self.add(())
+
+    def add(self, tokens: Iterable[int], last: bool = False) -> None:
+        """Show what `tokens` add."""
+        self._tokens += tokens
+        text = self._decode(self._tokens)
+        settled = text if last else text.rstrip("\ufffd")
+        if len(settled) > self._num_shown:
+            self._say(settled[self._num_shown :])
+            self._num_shown = len(settled)
+
+
 def run_generator(
     experiment: Experiment,
     program: Program,
@@ -41,7 +69,8 @@ def run_generator(
     sample: int = 0,
     stream_text: Callable[[str], None] | None = None,
 ) -> Sample:
-    """One sample. Draws are keyed by (seed, generator, step, sample); `stream_text` gets text as it comes.
+    """One sample. Draws are keyed by (seed, generator, step, sample); `stream_text` gets text as it comes, of a
+    generator that `shows_as_it_comes`.
 
     Raises DiagnosticError E-RUN-003.
     """
@@ -69,31 +98,31 @@ def run_generator(
     if generator.trip is None:
         carries = tuple(started[slot] for slot, _ in generator.carries)
         return Sample(carries, (), None)
-    if decode and generator.prompt is not None and stream_text:
-        stream_text(decode(generator.prompt))
+    shown = _Shown(decode, generator.prompt or (), stream_text) if decode and stream_text else None
+    at_once = CHUNK if shown is None else 1
     rows: list[dict[str, Array]] = []
-    for first in range(0, generator.num_trips, CHUNK if stream_text is None else 1):
-        last = min(first + (CHUNK if stream_text is None else 1), generator.num_trips)
-        new = run([call("trip", t) for t in range(first, last)])
-        rows += new
-        if decode and stream_text and generator.num_emitted:
-            stream_text(decode([int(v) for r in new for v in np.ravel(r["emit:0"])[:1]]))
-    emitted = tuple(
-        np.stack([r[f"emit:{i}"] for r in rows], axis=generator.axis) for i in range(generator.num_emitted)
-    )  # fmt: skip
-    carries = tuple(session.read(slot).result() for slot, _ in generator.carries)
+    for first in range(0, generator.num_trips, at_once):
+        last = min(first + at_once, generator.num_trips)
+        rows += run([call("trip", t) for t in range(first, last)])
+        if shown is not None:
+            shown.add([int(rows[-1]["emit:0"].item())], last == generator.num_trips)
+    emitted = tuple(np.stack([r[f"emit:{i}"] for r in rows], axis=generator.axis) for i in range(generator.num_emitted))
+    carries = tuple(session.read(slot).result().copy() for slot, _ in generator.carries)
     return Sample(carries, emitted, _text(generator, decode, carries, emitted))
 
 
 def _text(
-    generator: GeneratorGraphs, decode: Callable[..., str] | None, carries: tuple[Array, ...], emitted: tuple[Array, ...]
+    generator: GeneratorGraphs,
+    decode: Callable[..., str] | None,
+    carries: tuple[Array, ...],
+    emitted: tuple[Array, ...],
 ) -> str | None:
     if decode is None:
         return None
     if emitted:
         tokens = np.reshape(np.moveaxis(emitted[0], generator.axis, 0), (generator.num_trips, -1)).T
-        prompt = decode(generator.prompt) if generator.prompt is not None else ""
-        return "\n---\n".join(prompt + decode([int(v) for v in row]) for row in tokens)
+        prompt = list(generator.prompt or ())
+        return "\n---\n".join(decode([*prompt, *(int(v) for v in row)]) for row in tokens)
     whole = next((c for c in carries if c.dtype.kind == "i" and c.ndim), None)
     if whole is None:
         return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from sexpgpu.backend.protocol import Call, Outputs, Session
 from sexpgpu.data import Prefetcher, Windows
 from sexpgpu.ir.opdef import Array
-from sexpgpu.lang.experiment import Experiment, MeasureInfo, Update
+from sexpgpu.lang.experiment import Experiment, Update
 from sexpgpu.train import checkpoint as checkpoints
 from sexpgpu.train.evaluation import run_evaluation
 from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
@@ -39,14 +39,14 @@ def due(step: int, every: int, last_step: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one update of one step gave."""
+    """What one update of one step gave: its last time, but for what was skipped, which counts all `:times`."""
 
     loss: float
     weight: float
     measures: Mapping[str, Array]
     diagnostics: Mapping[str, float]
     gradient_norm: float | None
-    skipped: bool
+    num_skipped: int
 
 
 class Stepper:
@@ -72,11 +72,13 @@ class Stepper:
 
     def step(self, step: int) -> dict[str, StepResult]:
         """All updates of one step, by name. Raises E-RUN-001, E-RUN-002, E-RUN-003; then nothing of it is kept."""
-        found = {}
+        found: dict[str, StepResult] = {}
         for update in self.experiment.run.updates:
-            if step == 1 or step % update.every == 0:
+            if _is_due(update, step):
                 for time_of in range(update.times):
-                    found[update.name] = self._update(update, step, time_of)
+                    result = self._update(update, step, time_of)
+                    before = found[update.name].num_skipped if update.name in found else 0
+                    found[update.name] = replace(result, num_skipped=before + result.num_skipped)
         return found
 
     def close(self) -> None:
@@ -87,12 +89,8 @@ class Stepper:
 
     def _update(self, update: Update, step: int, time_of: int) -> StepResult:
         run, k = self.experiment.run, self.assembly.stacking
-        base = ((step - 1) * update.times + time_of) * run.microbatches
         host = self.schedule.at(step)
-        calls = [
-            self._microbatches(update, step, time_of, base + j, host, "first" if j == 0 else "next")
-            for j in range(0, run.microbatches, k)
-        ]
+        calls = [self._microbatches(update, step, time_of, j, host) for j in range(0, run.microbatches, k)]
         diagnosing = [r for r in run.diagnose if due(step, r.every, self.last_step)]
         name = f"update.{update.name}.commit"
         if diagnosing and f"{name}.diagnosed" in self._phases:
@@ -102,33 +100,39 @@ class Stepper:
         outputs = self.session.run(calls).result()
         return self._result(update, step, outputs, {r.name for r in diagnosing})
 
-    def _microbatches(
-        self, update: Update, step: int, time_of: int, first: int, host: Mapping[str, Array], which: str
-    ) -> Call:
+    def _microbatches(self, update: Update, step: int, time_of: int, j: int, host: Mapping[str, Array]) -> Call:
+        """The call that runs microbatches j … j + k − 1 of an update."""
         run, k = self.experiment.run, self.assembly.stacking
-        phase = self._phases[f"update.{update.name}.{which}"]
+        phase = self._phases[f"update.{update.name}.{'first' if j == 0 else 'next'}"]
+        first = ((step - 1) * update.times + time_of) * run.microbatches + j
         feeds: dict[str, Array] = {n: host[n] for n in phase.feeds if n in host}
         if "stream" in phase.feeds:
-            keys = [stream_key(run.seed, "update", _position(run.updates, update), step, time_of, first + i) for i in range(k)]
+            keys = [
+                stream_key(run.seed, "update", _position(run.updates, update), step, time_of, first + i)
+                for i in range(k)
+            ]
             feeds["stream"] = np.asarray(keys[0] if k == 1 else keys)
         if update.loader is not None and update.objective.fields:
-            batch = self._batch(update, first)
+            batch = self._batch(update, step)
             feeds.update({n: batch[n.removeprefix("batch.")] for n in phase.feeds if n.startswith("batch.")})
         return Call(phase.name, feeds)
 
-    def _batch(self, update: Update, first: int) -> dict[str, Array]:
-        """Microbatches `first` … `first + k − 1` of the update's loader; a thread keeps the next ones ready."""
+    def _batch(self, update: Update, step: int) -> dict[str, Array]:
+        """The next k microbatches of the update's loader; a thread, begun at `step`, keeps those after them ready."""
         assert update.loader is not None
         loader, k = self.experiment.loaders[update.loader], self.assembly.stacking
-        fields = update.objective.fields
+        fields, num_per_step = update.objective.fields, update.times * self.experiment.run.microbatches
 
         def make(index: int) -> dict[str, Array]:
-            parts = [loader.batch(index * k + i, fields) for i in range(k)]
+            nth, j = divmod(index * k, num_per_step)
+            first = (_due_step(update, nth) - 1) * num_per_step + j
+            parts = [loader.batch(first + i, fields) for i in range(k)]
             return parts[0] if k == 1 else {n: np.stack([p[n] for p in parts]) for n in parts[0]}
 
         prefetcher = self._prefetchers.get(update.name)
         if prefetcher is None:
-            prefetcher = self._prefetchers[update.name] = Prefetcher(make, first // k)
+            begin = _num_due_before(update, step) * num_per_step // k
+            prefetcher = self._prefetchers[update.name] = Prefetcher(make, begin)
         return next(prefetcher)
 
     def _result(self, update: Update, step: int, outputs: tuple[Outputs, ...], diagnosing: set[str]) -> StepResult:
@@ -148,9 +152,13 @@ class Stepper:
         measures = [m for m in update.objective.measures if due(step, m.every, self.last_step)]
         norm = commit.results.get("gradient-norm")
         return StepResult(
-            float(loss), float(weight), fold_measures(update.objective, results, k, measures),
-            self._diagnostics(commit, diagnosing), None if norm is None else float(norm), not commit.committed,
-        )  # fmt: skip
+            float(loss),
+            float(weight),
+            fold_measures(update.objective, results, k, measures),
+            self._diagnostics(commit, diagnosing),
+            None if norm is None else float(norm),
+            int(not commit.committed),
+        )
 
     def _diagnostics(self, commit: Outputs, diagnosing: set[str]) -> dict[str, float]:
         rules = {r.name: r for r in self.experiment.run.diagnose}
@@ -161,6 +169,21 @@ class Stepper:
                 if rule in diagnosing:
                     found[f"{rule}/{group}"] = float(apply_after(rules[rule].after, value))
         return found
+
+
+def _is_due(update: Update, step: int) -> bool:
+    """`:every n`: step 1 and multiples of n."""
+    return step == 1 or step % update.every == 0
+
+
+def _due_step(update: Update, nth: int) -> int:
+    """The nth step, from 0, at which an update is due."""
+    return nth + 1 if update.every == 1 else max(1, nth * update.every)
+
+
+def _num_due_before(update: Update, step: int) -> int:
+    """At how many steps before `step` an update was due."""
+    return step - 1 if update.every == 1 else min(1, step - 1) + (step - 1) // update.every
 
 
 def _position(updates: tuple[Update, ...], update: Update) -> int:
@@ -227,15 +250,23 @@ class Training:
             began = time.perf_counter()
             results = self.stepper.step(step)
             elapsed_ms = (time.perf_counter() - began) * 1e3
-            loss = next((r.loss for r in results.values()), float("nan"))
+            shown = results.get(self._shown)
+            loss = shown.loss if shown is not None else None
             self._record(step, results, elapsed_ms, tokens)
             self.progress.step(step, loss, tokens)
-            rate = {"tokens_per_s": tokens / elapsed_ms * 1e3} if tokens else {}
+            rate = tokens / elapsed_ms * 1e3 if tokens else None
             eta_s = elapsed_ms / 1e3 * (self.last_step - step)
-            self.status.update(step=step, loss=loss, step_ms=elapsed_ms, eta_s=eta_s, **rate)
+            known: dict[str, Any] = {} if loss is None else {"loss": loss}
+            self.status.update(step=step, **known, step_ms=elapsed_ms, eta_s=eta_s, tokens_per_s=rate)
             yield step
             if self.stop():
                 return
+
+    @property
+    def _shown(self) -> str:
+        """The update whose loss a person sees: the first that is due at every step, else the first."""
+        updates = self.experiment.run.updates
+        return next((u.name for u in updates if u.every == 1), updates[0].name)
 
     def _tokens_per_step(self) -> int | None:
         """Tokens that one step of the first update reads, where its loader gives windows of text."""
@@ -255,9 +286,9 @@ class Training:
                 points[f"{prefix}/gradient-norm"] = result.gradient_norm
             points.update({f"{prefix}/{path}": v for path, v in result.measures.items()})
             points.update({f"{prefix}/{path}": v for path, v in result.diagnostics.items()})
-            if result.skipped:
+            if result.num_skipped:
                 text = f"step {step}: the update `{name}` was skipped, its proposals were not finite"
-                self.metrics.annotate(step, "skipped", text, update=name)
+                self.metrics.annotate(step, "skipped", text, update=name, count=result.num_skipped)
                 self.progress.line(text)
         points["runtime/step_ms"] = elapsed_ms
         if tokens:
@@ -278,9 +309,13 @@ class Training:
 
     def _evaluate(self, step: int, name: str) -> None:
         found = run_evaluation(
-            self.experiment, self.assembly.program, self.session, self.stepper.schedule,
-            self.experiment.evaluations[name], step,
-        )  # fmt: skip
+            self.experiment,
+            self.assembly.program,
+            self.session,
+            self.stepper.schedule,
+            self.experiment.evaluations[name],
+            step,
+        )
         self.metrics.points(step, found)
         scalars = [f"{k.removeprefix(f'eval/{name}/')} {float(v):.4f}" for k, v in found.items() if np.ndim(v) == 0]
         self.progress.line(f"step {step:>6}  {name}: {'  '.join(scalars)}")
@@ -289,7 +324,7 @@ class Training:
         generator = self.experiment.generators[name]
         sample = run_generator(
             self.experiment, self.assembly.program, self.session, self.stepper.schedule, generator, step
-        )  # fmt: skip
+        )
         path = save_sample(self.folder.samples, generator, sample, step)
         self.metrics.annotate(step, "sample", sample.text or f"saved as {path.name}", generator=name)
         self.progress.line(f"step {step:>6}  {name}: {sample.text if sample.text is not None else path}")

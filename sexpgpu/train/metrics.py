@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.train import files
 
 Number: TypeAlias = int | float
@@ -104,8 +105,10 @@ class MetricsWriter:
     def __enter__(self) -> MetricsWriter:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # An error on the way out is the one to tell; a full disk would say the same again here.
+        with contextlib.suppress(DiagnosticError) if kind is not None else contextlib.nullcontext():
+            self.close()
 
     def _append(self, data: bytes) -> None:
         assert not self._closing.is_set(), "the metrics stream is closed"

@@ -151,7 +151,12 @@ class _UpdateParts:
             slot = self._slot("fold", rule.name, self.experiment.states[rule.name].type)
             seen = _fold_stacked(b, found[f"state:{rule.name}"], rule.reduce, self.k)
             op = {"mean": "add", "sum": "add", "max": "maximum", "min": "minimum"}.get(rule.reduce)
-            outputs.append((SLOT + slot, seen if first or op is None else b.op(op, b.input(SLOT + slot, seen.type), seen)))
+            outputs.append(
+                (
+                    SLOT + slot,
+                    seen if first or op is None else b.op(op, b.input(SLOT + slot, seen.type), seen),
+                )
+            )
         return _finish(f"update.{self.update.name}.{'first' if first else 'next'}", b, outputs)
 
     # Clip, propose, guard.
@@ -163,10 +168,12 @@ class _UpdateParts:
         finite: list[Value] = []
         self.leaves = []
         raw = {
-            name: b.input(SLOT + self._slot("gradient", name, self.experiment.parameters[name].type),
-                          self.experiment.parameters[name].type)
+            name: b.input(
+                SLOT + self._slot("gradient", name, self.experiment.parameters[name].type),
+                self.experiment.parameters[name].type,
+            )
             for name in self.update.rules
-        }  # fmt: skip
+        }
         factor = self._factor(b, raw, outputs)
         trios: dict[str, tuple[Value, Value, Value]] = {}
         for name, rule in self.update.rules.items():
@@ -185,8 +192,8 @@ class _UpdateParts:
             outputs.append((RESULT + "finite", together))
             outputs.append((RESULT + "ok", b.op("all", together, axes=(0,))))
         self.diagnostics = []
-        for rule in rules:
-            self._diagnose(b, rule, trios, outputs)
+        for diagnostic in rules:
+            self._diagnose(b, diagnostic, trios, outputs)
         suffix = ".diagnosed" if rules else ""
         return _finish(f"update.{self.update.name}.commit{suffix}", b, outputs, "ok" if finite else None)
 
@@ -220,7 +227,13 @@ class _UpdateParts:
         return b.input(FEED + self.experiment.schedule.feed_name(value), SCALAR_F32)
 
     def _propose(
-        self, b: Builder, name: str, rule: LeafRule, g: Value, outputs: list[tuple[str, Value]], finite: list[Value]
+        self,
+        b: Builder,
+        name: str,
+        rule: LeafRule,
+        g: Value,
+        outputs: list[tuple[str, Value]],
+        finite: list[Value],
     ) -> tuple[Value, Value, Value]:
         p = b.input(SLOT + name, self.experiment.parameters[name].type)
         inputs = {"p": p, "g": g}
@@ -240,23 +253,35 @@ class _UpdateParts:
         self.leaves.append(slot)
         if value.type.is_float:
             wide = b.cast(value, "f32")
-            finite.append(b.op("all", b.op("is-finite", wide), axes=tuple(range(value.rank))) if value.rank
-                          else b.op("is-finite", wide))  # fmt: skip
+            finite.append(
+                b.op("all", b.op("is-finite", wide), axes=tuple(range(value.rank)))
+                if value.rank
+                else b.op("is-finite", wide)
+            )
         else:
             finite.append(b.constant(True, TensorType("bool", ())))
 
     def _diagnose(
-        self, b: Builder, rule: DiagnosticRule, trios: Mapping[str, tuple[Value, Value, Value]],
+        self,
+        b: Builder,
+        rule: DiagnosticRule,
+        trios: Mapping[str, tuple[Value, Value, Value]],
         outputs: list[tuple[str, Value]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         groups: dict[str, list[Value]] = {}
         for name, graph in rule.graphs.items():
             if name in trios:
                 p, g, new = trios[name]
-                groups.setdefault(rule.groups[name], []).append(b.copy(graph, {"p": p, "g": g, "new": new})[0])
+                groups.setdefault(rule.groups[name], []).append(
+                    b.copy(graph, {"p": p, "g": g, "new": new})[0]
+                )
         for group, values in groups.items():
-            folded = b.op("concat", *[b.reshape(v, (1,)) for v in values], axis=0) if len(values) > 1 else None
-            value = values[0] if folded is None else _fold_stacked(b, folded, rule.reduce, len(values), mean=True)
+            folded = (
+                b.op("concat", *[b.reshape(v, (1,)) for v in values], axis=0) if len(values) > 1 else None
+            )
+            value = (
+                values[0] if folded is None else _fold_stacked(b, folded, rule.reduce, len(values), mean=True)
+            )
             outputs.append((RESULT + f"diagnostic:{rule.name}:{group}", value))
             self.diagnostics.append((rule.name, group))
 
@@ -276,7 +301,8 @@ def _stacked(b: Builder, forward: Graph, k: int) -> dict[str, Value]:
             batched.append(name)
     found = stack_into(b, forward, inputs, batched, k)
     return {
-        name: v if flag else b.broadcast(v, (k, *v.shape), range(1, v.rank + 1)) for name, (v, flag) in found.items()
+        name: v if flag else b.broadcast(v, (k, *v.shape), range(1, v.rank + 1))
+        for name, (v, flag) in found.items()
     }
 
 
@@ -315,7 +341,7 @@ def _evaluation(name: str, objective: Objective) -> Phase:
     names = [n for n, _ in graph.outputs]
     outputs = [
         (RESULT + n, v) for n, v in zip(names, b.copy(graph), strict=True) if not n.startswith("state:")
-    ]  # fmt: skip
+    ]
     return _finish(name, b, outputs)
 
 
@@ -328,7 +354,9 @@ def _generators(experiment: Experiment, slots: dict[str, Slot]) -> list[Phase]:
                 slots[slot] = Slot(slot, type, "carry", initialised=False)
         b = Builder()
         outputs: list[tuple[str, Value]] = []
-        for (slot, _), value in zip(generator.carries, b.copy(raise_composites(generator.start)), strict=True):
+        for (slot, _), value in zip(
+            generator.carries, b.copy(raise_composites(generator.start)), strict=True
+        ):
             outputs.append((SLOT + slot if has_trips else RESULT + slot, value))
         phases.append(_finish(f"generate.{generator.name}.start", b, outputs))
         if generator.trip is None:

@@ -20,7 +20,7 @@ class HostSchedule:
     def at(self, step: int) -> dict[str, Array]:
         """Every host scalar at `step`, as f32."""
         if step != self._step:
-            values = evaluate(self._graph, {"step": np.float64(step)})
+            values = evaluate(self._graph, {"step": np.asarray(step, np.float64)})
             self._values = {name: np.asarray(v, np.float32) for name, v in values.items()}
             self._step = step
         return self._values

@@ -21,8 +21,16 @@ from sexpgpu.train.metrics import plain_number
 Field: TypeAlias = str | int | float | np.number[Any] | None
 
 FIELDS = (
-    "phase", "step", "steps", "loss", "tokens_per_s", "step_ms", "eta_s", "last_checkpoint", "error_code",
-)  # fmt: skip
+    "phase",
+    "step",
+    "steps",
+    "loss",
+    "tokens_per_s",
+    "step_ms",
+    "eta_s",
+    "last_checkpoint",
+    "error_code",
+)
 """The fields that a caller sets; `heartbeat` (ISO 8601, UTC) is written with them."""
 
 _INTERVAL_S = 0.5  # at most two writes a second

@@ -45,7 +45,7 @@ def differentiate(
         add(output, cotangent)
     stops = {v.node.id for v in wrt}
     for node in sorted(reachable(tuple(cotangents)), key=_by_id, reverse=True):
-        if node.id not in active or node.id in stops and not any(v.node.id in active for v in node.inputs):
+        if node.id not in active or (node.id in stops and not any(v.node.id in active for v in node.inputs)):
             continue
         received = [found.get(v) for v in node.outputs]
         if all(g is None for g in received):
@@ -66,7 +66,7 @@ def differentiate(
 
 
 def _sum(b: Builder, x: Value, y: Value) -> Value:
-    """x + y; contributions in bf16 are added in f32, before they were rounded where that can be seen, and rounded once."""
+    """x + y; contributions in bf16 are added in f32, unrounded where that can be seen, and the sum is rounded once."""
     if x.dtype != "bf16":
         return b.add(x, y)
     return b.cast(b.add(widened(b, x), widened(b, y)), "bf16")

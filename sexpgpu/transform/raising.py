@@ -78,12 +78,14 @@ PROBABILITIES = _normalised(
     _raised_to(Reduce("sum", E), "least_sum"),
 )
 
-LOG_TOTAL = Op("log", (Reduce("sum", Op("exp", (SHIFTED,))),))
-LOGSUMEXP = _either(Plus((MAX, LOG_TOTAL)), Op("log", (Reduce("sum", Op("exp", (X,))),)))
+FINITE_MAX = _either(MAX, Op("where", (Op("is-finite", (MAX,)), MAX, Times((), 0.0))))
+SHIFTED_FINITE = Op("sub", (X, _stopped(Row(FINITE_MAX))))
+LOG_TOTAL = Op("log", (Reduce("sum", Op("exp", (SHIFTED_FINITE,))),))
+LOGSUMEXP = _either(Plus((FINITE_MAX, LOG_TOTAL)), Op("log", (Reduce("sum", Op("exp", (X,))),)))
 LOG_SOFTMAX = _either(
-    Op("sub", (SHIFTED, Row(LOG_TOTAL))),
+    Op("sub", (SHIFTED_FINITE, Row(LOG_TOTAL))),
     Op("sub", (X, Row(LOGSUMEXP))),
-    Op("sub", (Op("sub", (X, Row(LOG_TOTAL))), _stopped(Row(MAX)))),
+    Op("sub", (Op("sub", (X, Row(LOG_TOTAL))), _stopped(Row(FINITE_MAX)))),
 )
 TARGETS = Anything("targets")
 PICKED = _either(Along("pick", (X, TARGETS)), Op("cast", (Along("pick", (Anything("narrow"), TARGETS)),)))
@@ -492,7 +494,7 @@ class Rule:
 
 ROOTS = _within(9, "rsqrt", "sqrt", "pow")
 RULES = (
-    Rule(("product",), (_within(6, "exp"), _within(6, "sum")), _attention),
+    Rule(("product",), (_within(7, "exp"), _within(8, "sum")), _attention),
     Rule(("sub", "neg", "mul"), (_within(4, "pick"),), _cross_entropy(LOSS, 1)),
     Rule(("sub", "pick"), (_within(3, "pick"), _within(9, "log")), _cross_entropy(LIKELIHOOD, -1)),
     Rule(("add", "log"), (_within(4, "log"), _within(6, "sum")), _logsumexp),

@@ -5,8 +5,8 @@ import pytest
 
 from sexpgpu.backend.cpu import blocks, steps
 from sexpgpu.backend.cpu.device import CpuDevice
+from sexpgpu.backend.cpu.memory import Memory
 from sexpgpu.backend.cpu.session import CpuSession
-from sexpgpu.backend.cpu.steps import Memory
 from sexpgpu.backend.protocol import Budget, Call
 from sexpgpu.plan.phase import Step
 from tests.backend.random_programs import random_program, reference_call
@@ -41,6 +41,7 @@ def test_runs_of_blocks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every elementwise step goes through blocks of a few elements, shared by two threads."""
     monkeypatch.setattr(steps, "MIN_ELEMENTS", 1)
     monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 5)
+    monkeypatch.setattr(blocks, "SHARED_ELEMENTS", 1)
     check(seed, CpuDevice(threads=2))
 
 

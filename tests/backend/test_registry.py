@@ -18,10 +18,9 @@ def test_an_unknown_device_lists_what_can_be_opened() -> None:
     assert diagnostic.help == ("there is `cpu`",)
 
 
-@pytest.mark.parametrize("name", ["metal", "cuda"])
-def test_a_device_that_is_not_there(name: str) -> None:
+def test_a_device_that_is_not_there() -> None:
     with pytest.raises(DiagnosticError) as caught:
-        open_device(name)
+        open_device("metal")
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "E-DEV-002"
-    assert diagnostic.message.startswith(f"`{name}` cannot be opened: this version has no")
+    assert diagnostic.message.startswith("`metal` cannot be opened: this version has no")

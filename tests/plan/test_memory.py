@@ -12,9 +12,10 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.program import Phase, Program, Slot
 from sexpgpu.ir.types import TensorType
+from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.layout import Layout
 from sexpgpu.plan.memory import MemoryProfile, ProgramPlan, admit, plan_memory
-from sexpgpu.plan.phase import Constants, PhasePlan, plan_phase
+from sexpgpu.plan.phase import PhasePlan, plan_phase
 from sexpgpu.transform.autodiff import differentiate
 
 CPU = MemoryProfile("cpu")
@@ -303,3 +304,15 @@ def test_a_tensor_over_the_device_maximum() -> None:
         "E-MEM-002: the Metal device could not allocate 34358689800 bytes for a tensor of [65535, 65535] "
         "i64; the run does not fit this GPU"
     )
+
+
+def test_what_a_device_keeps_for_its_steps_is_counted() -> None:
+    from dataclasses import replace
+
+    plain = small_plan()
+    profile = replace(CPU, runtime_bytes=lambda num_steps: 1000 + 10 * num_steps)
+    plan = plan_memory(plain.program, profile)
+    num_steps = sum(len(phase.steps) for phase in plan.phases.values())
+    assert num_steps > 3
+    assert plan.parts()["runtime"] == plan.runtime_bytes == 1000 + 10 * num_steps
+    assert plan.peak_bytes == plain.peak_bytes + plan.runtime_bytes

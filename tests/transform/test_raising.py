@@ -71,6 +71,13 @@ def logsumexp(b: Builder, x: Value, axis: int = -1, stopped: bool = False) -> Va
     return b.add(m, b.op("log", total(b, b.op("exp", b.sub(x, row(b, m, x, axis))), axis)))
 
 
+def finite_lse(b: Builder, x: Value) -> Value:
+    """With a maximum of 0 in its place where it is not finite, as the language spells it."""
+    m = peak(b, x, -1, True)
+    m = b.where(b.op("is-finite", m), m, b.like(0.0, m))
+    return b.add(m, b.op("log", total(b, b.op("exp", b.sub(x, row(b, m, x))), -1)))
+
+
 def log_softmax(b: Builder, x: Value, stopped: bool = False) -> Value:
     shifted = b.sub(x, row(b, peak(b, x, stopped=stopped), x))
     return b.sub(shifted, row(b, b.op("log", total(b, b.op("exp", shifted))), x))
@@ -316,9 +323,11 @@ SPELLINGS: dict[str, tuple[str, Callable[[Builder], Value]]] = {
     ),
     "logsumexp": ("logsumexp", x_of(logsumexp)),
     "logsumexp, max stopped": ("logsumexp", x_of(lambda b, x: logsumexp(b, x, stopped=True))),
+    "logsumexp, finite max": ("logsumexp", x_of(lambda b, x: finite_lse(b, x))),
     "logsumexp, no max": ("logsumexp", x_of(lambda b, x: b.op("log", total(b, b.op("exp", x))))),
     "logsumexp, another axis": ("logsumexp", x_of(lambda b, x: logsumexp(b, x, 0))),
     "log softmax": ("logsumexp", x_of(lambda b, x: b.sub(x, row(b, logsumexp(b, x), x)))),
+    "loss by lse, finite max": ("cross-entropy", loss_of(lambda b, x, t: b.sub(finite_lse(b, x), pick(b, x, t)))),
     "loss by lse": ("cross-entropy", loss_of(lambda b, x, t: b.sub(logsumexp(b, x), pick(b, x, t)))),
     "loss by log softmax": ("cross-entropy", loss_of(lambda b, x, t: b.neg(pick(b, log_softmax(b, x), t)))),
     "loss by log softmax, times -1": (

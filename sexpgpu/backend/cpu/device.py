@@ -11,7 +11,7 @@ import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth, free_bytes, num_cores, processor
 from sexpgpu.backend.cpu.session import CpuSession
-from sexpgpu.backend.cpu.workspace import estimator
+from sexpgpu.backend.cpu.workspace import estimator, runtime_bytes
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.ir.program import Program
 from sexpgpu.ir.types import NUMPY_DTYPES, ORACLE_DTYPES
@@ -22,8 +22,8 @@ from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_mem
 class CpuDevice:
     """This machine's processor.
 
-    double: the f64 mode: every float is held and computed in double precision. threads: for elementwise work,
-    None: one a core; products follow the BLAS library's own settings. poison: see `CpuSession`.
+    double: the f64 mode: every float is held and computed in double precision. threads: that share work, None: one a
+    core; results do not depend on their number. poison: see `CpuSession`.
     """
 
     double: bool = False
@@ -40,7 +40,7 @@ class CpuDevice:
         """What the planner knows of this device."""
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
         item_bytes = {name: dtype.itemsize for name, dtype in dtypes.items()}
-        return MemoryProfile("cpu", item_bytes, estimator(item_bytes, self._num_threads))
+        return MemoryProfile("cpu", item_bytes, estimator(item_bytes, self._num_threads), runtime_bytes)
 
     @property
     def _num_threads(self) -> int:

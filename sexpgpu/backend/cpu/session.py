@@ -20,9 +20,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sexpgpu.backend.cpu.blocks import Workers
 from sexpgpu.backend.cpu.machine import ResidentGrowth
-from sexpgpu.backend.cpu.steps import Memory, prepare
+from sexpgpu.backend.cpu.memory import Memory
+from sexpgpu.backend.cpu.steps import prepare
+from sexpgpu.backend.cpu.workers import SingleThreadedBlas, Workers
 from sexpgpu.backend.protocol import Call, Fault, Outputs
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
@@ -82,6 +83,7 @@ class CpuSession:
             self._memory = self._allocate(dtypes)
         except MemoryError as error:
             raise DiagnosticError(_refused(plan, "opening the plan")) from error
+        self._blas = SingleThreadedBlas()
         self._workers = Workers(num_threads)
         self._phases = {name: self._prepare(phase) for name, phase in plan.phases.items()}
 
@@ -153,8 +155,10 @@ class CpuSession:
         _put(self._slot(slot), value, self._slots[slot].type, f"slot `{slot}`")
 
     def read(self, slot: str) -> Future[Array]:
-        """A copy of a slot's contents, there at once."""
-        return _resolved(self._slot(slot).copy())
+        """A slot's contents, there at once: a view that may not be written and holds until the next call."""
+        contents = self._slot(slot).view()
+        contents.flags.writeable = False
+        return _resolved(contents)
 
     def run(self, calls: Sequence[Call]) -> Future[tuple[Outputs, ...]]:
         """Run `calls` in order, up to the first that reports faults; the future holds what they gave.
@@ -183,6 +187,7 @@ class CpuSession:
     def close(self) -> None:
         """Let go of all memory and end the threads."""
         self._workers.close()
+        self._blas.release()
         self._phases.clear()
         self._memory.buffers.clear()
         self._raw = np.empty(0, np.uint8)

@@ -5,132 +5,89 @@ Flow: `session` prepares each phase when a plan is opened.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
-from sexpgpu.backend.cpu.blocks import MIN_ELEMENTS, Elementwise, Workers, in_blocks
-from sexpgpu.ir.opdef import OPS, Array, Context, Work
-from sexpgpu.ir.types import TensorType
-from sexpgpu.plan.layout import Layout, extent
+from sexpgpu.backend.cpu.blocks import MIN_ELEMENTS, Operation, Run, operation
+from sexpgpu.backend.cpu.kernels import stages
+from sexpgpu.backend.cpu.memory import Memory
+from sexpgpu.backend.cpu.workers import Workers
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Context, Work
 from sexpgpu.plan.phase import Step
 
-MAX_RUN = 32
-"""Elementwise steps that share one walk over their blocks, at most."""
+PreparedCall = Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The buffers of an opened plan, as bytes by name, and how each IR dtype is stored."""
+class StageCall:
+    """The independent calls of one stage of a node, shared by threads."""
 
-    buffers: dict[str, Array]
-    dtypes: Mapping[str, np.dtype[Any]]
+    def __init__(self, node: Node, calls: Sequence[PreparedCall], workers: Workers) -> None:
+        self.nodes = [node]
+        self._calls, self._workers = calls, workers
 
-    def view(self, layout: Layout, type: TensorType) -> Array:
-        """The window of a buffer that holds a value."""
-        dtype = self.dtypes[type.dtype]
-        strides = [stride * dtype.itemsize for stride in layout.strides]
-        return np.ndarray(type.shape, dtype, self.buffers[layout.buffer].data, layout.offset_bytes, strides)
+    def __call__(self) -> None:
+        self._workers.run(self._work, len(self._calls))
+
+    def _work(self, lane: int, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            self._calls[number]()
+
+
+class InOrder:
+    """Several calls as one."""
+
+    def __init__(self, calls: Sequence[PreparedCall]) -> None:
+        self._calls = calls
+
+    def __call__(self) -> None:
+        for call in self._calls:
+            call()
 
 
 def prepare(
     steps: Sequence[Step], memory: Memory, ctx: Context, workers: Workers, *, together: bool = True
-) -> list[Callable[[], None]]:
-    """Calls that execute `steps` in order. together: runs of large elementwise steps share their blocks."""
-    calls: list[Callable[[], None]] = []
-    run: list[Step] = []
+) -> list[PreparedCall]:
+    """Calls that execute `steps` in order. together: several steps may become one call; otherwise each is one."""
+    calls: list[PreparedCall] = []
+    run = Run()
 
     def flush() -> None:
-        if run:
-            calls.append(in_blocks([_elementwise(step, memory, ctx) for step in run], workers))
-            run.clear()
+        nonlocal run
+        if not run.operations:
+            return
+        if run.largest >= MIN_ELEMENTS and (run.num_elements >= 2 * MIN_ELEMENTS or not together):
+            calls.append(run.build(workers))
+        else:
+            for step in run.steps():
+                calls.append(_call(step, memory, ctx, workers))
+        run = Run()
 
     for step in steps:
-        if not _is_large_map(step):
+        candidate = _candidate(step, memory, ctx)
+        if candidate is None:
             flush()
-            calls.append(_call(step, memory, ctx))
+            calls.append(_call(step, memory, ctx, workers))
             continue
-        if run and not (together and len(run) < MAX_RUN and _may_join(run, step, memory)):
+        if not together or not run.add(candidate):
             flush()
-        run.append(step)
+            if not run.add(candidate):
+                calls.append(_call(step, memory, ctx, workers))
     flush()
     return calls
 
 
-def _arrays(step: Step, memory: Memory) -> tuple[tuple[Array, ...], tuple[Array, ...]]:
-    inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, step.node.inputs, strict=True)]
-    outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, step.node.types, strict=True)]
-    return tuple(inputs), tuple(outputs)
+def _candidate(step: Step, memory: Memory, ctx: Context) -> Operation | None:
+    if OPS[step.node.op].work not in (Work.MAP, Work.REDUCE):
+        return None
+    return operation(step, memory, ctx)
 
 
-def _call(step: Step, memory: Memory, ctx: Context) -> Callable[[], None]:
-    op = OPS[step.node.op]
-    inputs, outputs = _arrays(step, memory)
-    if op.into is not None:
-        return partial(op.into, ctx, step.node, inputs, outputs)
-    return partial(_assign, ctx, step.node, inputs, outputs)
-
-
-def _assign(ctx: Context, node: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    """Compute a meaning and copy its results to their places."""
-    result = OPS[node.op].meaning(ctx, node, inputs)
-    results = result if isinstance(result, tuple) else (result,)
-    for out, made in zip(outputs, results, strict=True):
-        np.copyto(out, made)
-
-
-def _elementwise(step: Step, memory: Memory, ctx: Context) -> Elementwise:
-    op = OPS[step.node.op]
-    inputs, outputs = _arrays(step, memory)
-    return Elementwise(partial(op.into or _assign, ctx, step.node), inputs, outputs)
-
-
-def _is_large_map(step: Step) -> bool:
+def _call(step: Step, memory: Memory, ctx: Context, workers: Workers) -> PreparedCall:
     node = step.node
-    return (
-        OPS[node.op].work is Work.MAP and node.types[0].size >= MIN_ELEMENTS and len(node.types[0].shape) > 0
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Use:
-    """One operand of a step: its bytes in a buffer, and how it walks over them."""
-
-    layout: Layout
-    item_bytes: int
-    low: int
-    high: int
-    writes: bool
-
-    def clashes(self, other: _Use) -> bool:
-        """Whether one of the two writes what the other touches at another element."""
-        if not (self.writes or other.writes) or self.layout.buffer != other.layout.buffer:
-            return False
-        if self.low >= other.high or other.low >= self.high:
-            return False
-        return self.layout != other.layout or self.item_bytes != other.item_bytes
-
-
-def _uses(step: Step, memory: Memory) -> list[_Use]:
-    operands = [(layout, v.type, False) for layout, v in zip(step.inputs, step.node.inputs, strict=True)]
-    operands += [(layout, t, True) for layout, t in zip(step.outputs, step.node.types, strict=True)]
-    uses = []
-    for layout, type, writes in operands:
-        size = memory.dtypes[type.dtype].itemsize
-        low, high = extent(type.shape, layout.strides)
-        start = layout.offset_bytes
-        uses.append(_Use(layout, size, start + low * size, start + (high + 1) * size, writes))
-    return uses
-
-
-def _may_join(run: Sequence[Step], step: Step, memory: Memory) -> bool:
-    """Whether `step` may run on a block before the steps of `run` have finished with the others."""
-    if step.node.types[0].shape != run[0].node.types[0].shape:
-        return False
-    uses = _uses(step, memory)
-    return not any(
-        use.clashes(earlier) for before in run for earlier in _uses(before, memory) for use in uses
-    )
+    inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
+    outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
+    calls: list[PreparedCall] = []
+    for stage in stages(ctx, node, tuple(inputs), tuple(outputs)):
+        calls.append(stage[0] if len(stage) == 1 else StageCall(node, stage, workers))
+    return calls[0] if len(calls) == 1 else InOrder(calls)

@@ -11,6 +11,8 @@ from sexpgpu.backend.cpu.blocks import BLOCK_ELEMENTS
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.convolution import WINDOW_BYTES
+from sexpgpu.ir.ops.index import ELEMENTS_AT_A_TIME
+from sexpgpu.ir.ops.random import BLOCKS_AT_A_TIME
 
 TEMPORARIES = 8
 """Arrays of double precision that an elementwise meaning without `into` holds at once; `erf` is the worst."""
@@ -30,22 +32,39 @@ def estimator(item_bytes: Mapping[str, int], num_threads: int) -> Callable[[Node
                 elements = min(node.types[0].size, BLOCK_ELEMENTS * num_threads)
                 return elements * 8 * (1 if op.into is not None else TEMPORARIES)
             case Work.CONTRACT:
-                # Operands of another dtype, or not laid out as BLAS takes them, are copied; so is the result.
-                wide = sum([v.type.size * max(item_bytes[v.dtype], item_bytes[node.types[0].dtype])
-                            for v in node.inputs])  # fmt: skip
-                return wide + outputs
+                # Operands of another dtype are converted; of the same one they are seldom copied.
+                out = node.types[0]
+                return sum([v.type.size * item_bytes[out.dtype] for v in node.inputs if v.dtype != out.dtype])
             case Work.CONV:
                 return 2 * inputs + outputs + 2 * WINDOW_BYTES
             case Work.REDUCE | Work.SELECT:
                 return result if op.into is not None else result + 2 * inputs
-            case Work.GATHER | Work.SCATTER | Work.RANDOM:
-                return result + 2 * max(inputs, outputs)
+            case Work.GATHER:
+                return result + outputs
+            case Work.SCATTER:
+                values = node.inputs[2].type
+                return result + 2 * values.size * item_bytes[values.dtype] + 16 * ELEMENTS_AT_A_TIME
+            case Work.RANDOM:
+                # In parts, each held as eight words of 64 bits a block.
+                blocks = min(node.types[0].size // 4 + 1, BLOCKS_AT_A_TIME * num_threads)
+                return blocks * 8 * 8
             case Work.SCAN | Work.TABLE_SCAN:
                 return result + outputs + sum([_live_bytes(body.nodes, item_bytes) for body in node.bodies])
             case _:
                 return result
 
     return workspace_bytes
+
+
+STEP_BYTES = 3072
+"""Views, calls and tables that the interpreter keeps for one step: measured over programs of many steps."""
+FIXED_BYTES = 1 << 20
+"""Threads, and what NumPy and BLAS allocate when first used."""
+
+
+def runtime_bytes(num_steps: int) -> int:
+    """What the interpreter keeps for a plan of `num_steps` steps, beside tensors."""
+    return FIXED_BYTES + STEP_BYTES * num_steps
 
 
 def _live_bytes(nodes: tuple[Node, ...], item_bytes: Mapping[str, int]) -> int:

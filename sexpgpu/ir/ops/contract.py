@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 import string
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
-from sexpgpu.ir.opdef import Array, Context, Cost, OpDef, Sample, Work, bytes_moved, register
+from sexpgpu.ir.opdef import Array, Context, Cost, OpDef, Sample, Stages, Work, bytes_moved, register
 from sexpgpu.ir.ops.move import check_dtype, check_operands, float_gradient
 from sexpgpu.ir.types import TensorType, TypeFault
 
@@ -178,10 +179,7 @@ def contract(spec: str, x: Array, y: Array, out: Array) -> None:
         np.multiply(_aligned(x, left, every), _aligned(y, right, every)).sum(summed, x.dtype, out)
         return
 
-    def copied_elements(k: str) -> int:
-        return sum(a.size for a, side in ((x, left), (y, right)) if not _merges(a, _places(side, k)))
-
-    k = min((groups.k, "".join(c for c in right if c in groups.k)), key=copied_elements)
+    k = _summed_order(groups, x, left, y, right)
     x = _matrices(x, left, groups.batch, groups.m, k)
     y = _matrices(y, right, groups.batch, k, groups.n)
     moved = out.transpose(_places(groups.out, groups.batch + groups.m + groups.n))
@@ -190,6 +188,178 @@ def contract(spec: str, x: Array, y: Array, out: Array) -> None:
         np.matmul(x, y, out=target)
     else:
         np.copyto(moved, np.matmul(x, y).reshape(moved.shape))
+
+
+# The same over arrays that stay where they are, cut into tiles.
+
+TILE_WORK = 32_000_000
+"""Floating-point operations that are worth a call of their own; smaller tiles pack their operands too often."""
+LEAST_WORK = 8_000_000
+"""Floating-point operations of a tile where it costs nothing: in a batch of products."""
+MAX_TILES = 16
+LEAST_SIDE = 48
+"""Rows or columns of a tile, at least: below this BLAS spends its time on packing."""
+SLOW_SIDE = 32
+"""A product with a side of this length takes about twice as long per operation as a large one."""
+
+
+def tile_grid(num_batch: int, m: int, n: int, k: int, transposed: bool = False) -> tuple[int, int, int]:
+    """Into how many tiles the batch, the rows and the columns of a product are cut: by its shape alone.
+
+    transposed: the left operand lies column by column, so that cutting its rows costs more.
+    """
+    work = 2 * num_batch * m * n * k * (1 + SLOW_SIDE / max(1, min(m, n, k)))
+    batches = rows = columns = 1
+    while batches < MAX_TILES and batches * 2 <= num_batch and batches * 2 * LEAST_WORK <= work:
+        batches *= 2
+    while batches * rows * columns < MAX_TILES and batches * rows * columns * 2 * TILE_WORK <= work:
+        row_length, column_length = m // rows, n // columns
+        if transposed:
+            row_length //= 2
+        if row_length >= column_length // 2 and m // rows >= 2 * LEAST_SIDE:
+            rows *= 2
+        elif column_length >= 2 * LEAST_SIDE:
+            columns *= 2
+        elif m // rows >= 2 * LEAST_SIDE:
+            rows *= 2
+        else:
+            break
+    return batches, rows, columns
+
+
+def cuts(size: int, num_parts: int) -> list[slice]:
+    """`size` things in `num_parts` parts that differ by one at most."""
+    bounds = [size * i // num_parts for i in range(num_parts + 1)]
+    return [slice(*pair) for pair in pairwise(bounds)]
+
+
+Index = tuple[Any, ...]
+
+
+def _tile_indices(shape: Sequence[int], n: int, transposed: bool) -> list[tuple[Index, Index, Index]]:
+    """For x of `shape` times matrices of n columns: what each tile reads of x and of y, and what it writes."""
+    *lead, m, k = shape
+    axis = max(range(len(lead)), key=lambda a: lead[a], default=0)
+    size = lead[axis] if lead else 1
+    others = math.prod(lead) // max(1, size)
+    batches, rows, columns = tile_grid(size, m, n, k * others, transposed)
+    every = slice(None)
+    found = []
+    for part in cuts(size, batches):
+        at: Index = (*[every] * axis, part, *[every] * (len(lead) - axis - 1)) if lead else ()
+        for row in cuts(m, rows):
+            for column in cuts(n, columns):
+                found.append(((*at, row, every), (*at, every, column), (*at, row, column)))
+    return found
+
+
+def _prepare(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> Stages:
+    x, y = inputs
+    (out,) = outs
+    dtype = ctx.dtype(node.types[0])
+    groups = letters(str(node.attrs["spec"]))
+    left, right = groups.x, groups.y
+    whole = ((partial(_into, ctx, node, inputs, outs),),)
+    if groups.lone_x or groups.lone_y or not out.size or not x.size:
+        return whole
+    if not groups.k:
+        if x.dtype != dtype or y.dtype != dtype:
+            return whole
+        call = partial(np.multiply, _aligned(x, left, groups.out), _aligned(y, right, groups.out), out)
+        return ((call,),)
+    if dtype.kind != "f" or (groups.batch and not groups.m + groups.n):
+        return whole
+    k = _summed_order(groups, x, left, y, right)
+    sides = ((x, left, groups.m, k), (y, right, k, groups.n))
+    packed = _Packed(dtype)
+    for array, side, rows, columns in sides:
+        packed.operand(array.transpose(_places(side, groups.batch + rows + columns)), len(groups.batch), len(rows))
+    moved = out.transpose(_places(groups.out, groups.batch + groups.m + groups.n))
+    packed.result(moved, len(groups.batch), len(groups.m))
+    return packed.stages()
+
+
+def _summed_order(groups: Letters, x: Array, left: str, y: Array, right: str) -> str:
+    """The order of the summed letters that has the least copied."""
+
+    def copied_elements(k: str) -> int:
+        return sum(a.size for a, side in ((x, left), (y, right)) if not _merges(a, _places(side, k)))
+
+    return min((groups.k, "".join(c for c in right if c in groups.k)), key=copied_elements)
+
+
+class _Packed:
+    """A product of matrices; what BLAS cannot address where it lies is copied for the time of a call."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.shapes: list[tuple[int, ...]] = []
+        self.arrays: list[Array | None] = []
+        self.before: list[Callable[[], None]] = []
+        self.after: list[Callable[[], None]] = []
+
+    def operand(self, moved: Array, num_batch: int, num_rows: int) -> None:
+        """x, then y, each with its axes in order: batch, rows, columns."""
+        if not self._add(moved, num_batch, num_rows):
+            self.before.append(partial(self._pack, len(self.arrays) - 1, moved))
+
+    def result(self, moved: Array, num_batch: int, num_rows: int) -> None:
+        """Where the product goes."""
+        if not self._add(moved, num_batch, num_rows):
+            self.before.append(partial(self._make, len(self.arrays) - 1))
+            self.after.append(partial(self._unpack, len(self.arrays) - 1, moved))
+
+    def stages(self) -> Stages:
+        """Copies, the tiles of the product, and what follows them."""
+        x, y, out = self.arrays
+        tiles: list[Callable[[], Any]] = []
+        transposed = x is not None and x.strides[-1] != x.itemsize
+        for left, right, target in _tile_indices(self.shapes[0], self.shapes[1][-1], transposed):
+            if x is not None and y is not None and out is not None:
+                tiles.append(partial(np.matmul, x[left], y[right], out[target]))
+            else:
+                tiles.append(partial(self._multiply, left, right, target))
+        if not self.before:
+            return (tuple(tiles),)
+        self.after.append(partial(self._forget, [i for i, array in enumerate(self.arrays) if array is None]))
+        return tuple(self.before), tuple(tiles), *[(call,) for call in self.after]
+
+    def _add(self, moved: Array, num_batch: int, num_rows: int) -> bool:
+        lead, rows = moved.shape[:num_batch], moved.shape[num_batch : num_batch + num_rows]
+        shape = (*lead, math.prod(rows), math.prod(moved.shape[num_batch + num_rows :]))
+        self.shapes.append(shape)
+        if moved.dtype == self.dtype:
+            try:
+                view = moved.reshape(shape, copy=False)
+            except ValueError:
+                view = None
+            if view is not None and _blas_takes(view):
+                self.arrays.append(view)
+                return True
+        self.arrays.append(None)
+        return False
+
+    def _pack(self, which: int, moved: Array) -> None:
+        packed = np.empty(moved.shape, self.dtype)
+        np.copyto(packed, moved)
+        self.arrays[which] = packed.reshape(self.shapes[which])
+
+    def _make(self, which: int) -> None:
+        self.arrays[which] = np.empty(self.shapes[which], self.dtype)
+
+    def _multiply(self, left: Index, right: Index, target: Index) -> None:
+        x, y, out = self.arrays
+        assert x is not None and y is not None and out is not None
+        np.matmul(x[left], y[right], out[target])
+
+    def _unpack(self, which: int, moved: Array) -> None:
+        made = self.arrays[which]
+        assert made is not None
+        np.copyto(moved, made.reshape(moved.shape))
+
+    def _forget(self, which: Sequence[int]) -> None:
+        for index in which:
+            self.arrays[index] = None
 
 
 def _into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
@@ -252,6 +422,7 @@ register(
         type_rule=_type,
         meaning=_meaning,
         into=_into,
+        prepare=_prepare,
         stacking=_stacking,
         gradient=float_gradient(_gradient),
         samples=(

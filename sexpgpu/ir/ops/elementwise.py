@@ -12,7 +12,7 @@ import numpy as np
 
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
-from sexpgpu.ir.opdef import Array, Context, Into, OpDef, Sample, Work, no_gradient, register
+from sexpgpu.ir.opdef import Array, Context, Into, OpDef, Sample, TypeRule, Work, no_gradient, register
 from sexpgpu.ir.ops.rules import map_stacking
 from sexpgpu.ir.types import DTYPES, TensorType, TypeFault
 
@@ -22,15 +22,15 @@ INTEGER = ("i32", "i64")
 ANY = DTYPES
 TWO_OVER_ROOT_PI = 1.1283791670955126
 
-F = TensorType("f32", (3, 4))
-I = TensorType("i32", (3, 4))
-B = TensorType("bool", (3, 4))
+FLOATS_34 = TensorType("f32", (3, 4))
+INTS_34 = TensorType("i32", (3, 4))
+BOOLS_34 = TensorType("bool", (3, 4))
 
 Ufunc = Callable[..., Any]
 Local = Callable[[Builder, Node, Value], Sequence[Value | None]]
 
 
-def _same_type(name: str, arity: int, dtypes: Sequence[str], result: str | None) -> Callable[..., tuple[TensorType, ...]]:
+def _same_type(name: str, arity: int, dtypes: Sequence[str], result: str | None) -> TypeRule:
     def rule(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
         if len(types) != arity:
             raise TypeFault(f"`{name}` takes {arity} operands, not {len(types)}", "E-CALL-002")
@@ -84,8 +84,9 @@ def _define(
     result: str | None = None,
     ranges: Sequence[tuple[float, float]] = (),
     samples: Sequence[Sample] = (),
+    into: Into | None = None,
 ) -> None:
-    defaults = [Sample((t,) * arity, ranges=tuple(ranges)) for t in (F, I, B) if t.dtype in dtypes]
+    defaults = [Sample((t,) * arity, ranges=tuple(ranges)) for t in (FLOATS_34, INTS_34, BOOLS_34) if t.dtype in dtypes]
     register(
         OpDef(
             name=name,
@@ -93,7 +94,8 @@ def _define(
             work=Work.MAP,
             type_rule=_same_type(name, arity, dtypes, result),
             meaning=_meaning(ufunc),
-            into=_into(ufunc) if isinstance(ufunc, np.ufunc) else None,
+            into=into or (_into(ufunc) if isinstance(ufunc, np.ufunc) else None),
+            ufunc=ufunc if isinstance(ufunc, np.ufunc) else None,
             stacking=map_stacking,
             gradient=no_gradient if local is None else _gradient(local),
             samples=tuple(samples) or tuple(defaults),
@@ -129,16 +131,30 @@ def _mul_or_zero(x: Array, y: Array) -> Array:
     return product
 
 
+def _mul_or_zero_into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+    x, y = inputs
+    (out,) = outs
+    if np.may_share_memory(out, x):
+        np.copyto(out, _mul_or_zero(x, y))
+        return
+    with np.errstate(all="ignore"):
+        np.multiply(x, y, out=out)
+        # A sum is NaN if any of its terms is; an overflow of it may look so, and then only costs a second look.
+        if not np.isfinite(np.add.reduce(out, None)):
+            np.copyto(out, 0, where=np.isnan(out) & (x == 0))
+
+
 _define(
     "mul-or-zero",
     "x · y, and 0 wherever x is 0 whatever y is: how a cotangent meets a slope that may be infinite.",
     _mul_or_zero, 2, FLOAT,
     lambda b, n, g: (b.op("mul-or-zero", g, n.inputs[1]), b.op("mul-or-zero", g, n.inputs[0])),
+    into=_mul_or_zero_into,
 )  # fmt: skip
 
 
 def _div_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
-    x, y = n.inputs
+    y = n.inputs[1]
     by_y = _guarded(b, g, b.div(b.like(1.0, y), y))
     return by_y, b.neg(_guarded(b, by_y, n.outputs[0]))
 
@@ -160,6 +176,7 @@ def _floor_division(ufunc: np.ufunc) -> Callable[[Context, Node, Sequence[Array]
     return meaning
 
 
+_ufunc: np.ufunc
 for _name, _ufunc, _doc in (
     ("quotient", np.floor_divide, "⌊x / y⌋, elementwise, of integers; 0 and a flag where y is 0."),
     ("rem", np.remainder, "x − y·⌊x / y⌋, elementwise, of integers: the sign is y's; 0 and a flag where y is 0."),
@@ -173,7 +190,10 @@ for _name, _ufunc, _doc in (
             meaning=_floor_division(_ufunc),
             stacking=map_stacking,
             gradient=no_gradient,
-            samples=(Sample((I, I), ranges=((-9, 9), (1, 5))), Sample((I, I), ranges=((-9, 9), (-5, 0)))),
+            samples=(
+                Sample((INTS_34, INTS_34), ranges=((-9, 9), (1, 5))),
+                Sample((INTS_34, INTS_34), ranges=((-9, 9), (-5, 0))),
+            ),
         )
     )
 
@@ -186,7 +206,7 @@ def _pow_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     return _guarded(b, g, slope_x), _guarded(b, g, b.mul(n.outputs[0], log_x))
 
 
-_define("pow", "x to the power y, elementwise, of floats.", np.power, 2, FLOAT, _pow_gradient, ranges=((0.5, 2), (-2, 2)))
+_define("pow", "x to the power y, of floats.", np.power, 2, FLOAT, _pow_gradient, ranges=((0.5, 2), (-2, 2)))
 
 
 def _pick_side(op: str) -> Local:
@@ -236,7 +256,12 @@ def _rsqrt_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     return (_guarded(b, g, b.scale(b.mul(y, b.mul(y, y)), -0.5)),)
 
 
-_define("rsqrt", "1 / √x.", _rsqrt, 1, FLOAT, _rsqrt_gradient, ranges=((0.3, 3),))
+def _rsqrt_into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+    with np.errstate(all="ignore"):
+        _rsqrt(inputs[0], outs[0])
+
+
+_define("rsqrt", "1 / √x.", _rsqrt, 1, FLOAT, _rsqrt_gradient, ranges=((0.3, 3),), into=_rsqrt_into)
 
 
 def _tanh_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
@@ -251,12 +276,22 @@ def _sigmoid(x: Array) -> Array:
     return np.asarray(0.5 * (1 + np.tanh(0.5 * x)))
 
 
+def _sigmoid_into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+    (x,), (out,) = inputs, outs
+    half = out.dtype.type(0.5)
+    with np.errstate(all="ignore"):
+        np.multiply(x, half, out=out)
+        np.tanh(out, out=out)
+        np.add(out, out.dtype.type(1), out=out)
+        np.multiply(out, half, out=out)
+
+
 def _sigmoid_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     y = n.outputs[0]
     return (b.mul(g, b.mul(y, b.sub(b.like(1.0, g), y))),)
 
 
-_define("sigmoid", "1 / (1 + e to the −x).", _sigmoid, 1, FLOAT, _sigmoid_gradient)
+_define("sigmoid", "1 / (1 + e to the −x).", _sigmoid, 1, FLOAT, _sigmoid_gradient, into=_sigmoid_into)
 
 
 def erf(x: Array) -> Array:
@@ -293,7 +328,7 @@ _define("ceil", "Smallest whole number at least x.", np.ceil, 1, FLOAT, None, ra
 _define("round", "Nearest whole number, halves to even.", np.round, 1, FLOAT, None, ranges=((0.6, 1.4),))
 _define(
     "stop-gradient", "x, with a gradient of zero.", np.positive, 1, ARITHMETIC, None,
-    samples=(Sample((F,), differentiable=False),),
+    samples=(Sample((FLOATS_34,), differentiable=False),),
 )  # fmt: skip
 
 # Comparisons and logic.
@@ -331,14 +366,30 @@ def _where_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     return None, b.where(test, g, zero), b.where(test, zero, g)
 
 
+BITS = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+"""Signed integers by their bytes."""
+
+
 def _where_into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
+    """Bit by bit: y ^ ((x ^ y) & mask), exact for every value; NumPy's own choice takes each element by itself."""
     test, x, y = inputs
     (out,) = outs
-    if np.shares_memory(out, test) or np.may_share_memory(out, x):
+    bits = BITS[out.itemsize]
+    if np.may_share_memory(out, test) or x.dtype != y.dtype or out.dtype != x.dtype:
         out[...] = np.where(test, x, y)
         return
-    np.copyto(out, y)
-    np.copyto(out, x, where=test)
+    # −1 has all bits set.
+    mask = np.negative(test.view(np.int8), dtype=bits)
+    if np.may_share_memory(out, y):
+        mask = np.invert(mask)
+        x, y = y, x
+        if np.may_share_memory(out, y):
+            out[...] = np.where(test, y, x)
+            return
+    a, b, result = x.view(bits), y.view(bits), out.view(bits)
+    np.bitwise_xor(a, b, out=result)
+    np.bitwise_and(result, mask, out=result)
+    np.bitwise_xor(result, b, out=result)
 
 
 register(
@@ -351,7 +402,7 @@ register(
         into=_where_into,
         stacking=map_stacking,
         gradient=_gradient(_where_gradient),
-        samples=(Sample((B, F, F)), Sample((B, I, I))),
+        samples=(Sample((BOOLS_34, FLOATS_34, FLOATS_34)), Sample((BOOLS_34, INTS_34, INTS_34))),
     )
 )
 
@@ -386,10 +437,10 @@ register(
         stacking=map_stacking,
         gradient=_gradient(lambda b, n, g: (b.cast(g, n.inputs[0].dtype) if n.inputs[0].type.is_float else None,)),
         samples=(
-            Sample((F,), {"dtype": "i32"}),
-            Sample((F,), {"dtype": "bf16"}, differentiable=False),
-            Sample((I,), {"dtype": "f32"}),
-            Sample((B,), {"dtype": "f32"}),
+            Sample((FLOATS_34,), {"dtype": "i32"}),
+            Sample((FLOATS_34,), {"dtype": "bf16"}, differentiable=False),
+            Sample((INTS_34,), {"dtype": "f32"}),
+            Sample((BOOLS_34,), {"dtype": "f32"}),
             Sample((TensorType("bf16", (5,)),), {"dtype": "f32"}, differentiable=False),
         ),
     )

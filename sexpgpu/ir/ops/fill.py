@@ -17,7 +17,9 @@ def _declared(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]
     return (TensorType(str(attrs["dtype"]), attr_shape(attrs)),)
 
 
-def _never_stacked(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
+def _never_stacked(
+    b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
+) -> tuple[Value, ...]:
     raise AssertionError(f"{node} has no inputs to stack")
 
 

@@ -6,6 +6,7 @@ Meanings are views wherever NumPy has one, so a reader must not write into what 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -21,6 +22,7 @@ from sexpgpu.ir.opdef import (
     Meaning,
     OpDef,
     Sample,
+    Stages,
     Work,
     bytes_moved,
     register,
@@ -99,6 +101,22 @@ def _meaning(view: View) -> Meaning:
     return meaning
 
 
+COPY_ELEMENTS = 1 << 16
+"""Elements that are worth copying by several threads."""
+COPY_PARTS = 4
+
+
+def _copies(source: Array, target: Array) -> Stages:
+    """Calls that copy `source` to `target`, in parts where it is large."""
+    axis = next((i for i, size in enumerate(target.shape) if size >= COPY_PARTS), None)
+    if target.size < COPY_ELEMENTS or axis is None:
+        return ((partial(np.copyto, target, source),),)
+    size = target.shape[axis]
+    bounds = [size * i // COPY_PARTS for i in range(COPY_PARTS + 1)]
+    parts = [(slice(None),) * axis + (slice(*pair),) for pair in pairwise(bounds)]
+    return (tuple([partial(np.copyto, target[part], source[part]) for part in parts]),)
+
+
 def _define(
     name: str,
     doc: str,
@@ -118,6 +136,17 @@ def _define(
     def into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
         np.copyto(outs[0], view(inputs[0], node))
 
+    def prepare(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> Stages:
+        (x,), (out,) = inputs, outs
+        source = view(x, node)
+        if np.may_share_memory(source, x):
+            return _copies(source, out)
+        # Elements in another shape are no view of x; then x may be a view of where they go.
+        try:
+            return _copies(x, out.reshape(x.shape, copy=False))
+        except ValueError:
+            return ((partial(into, ctx, node, inputs, outs),),)
+
     def stacking(
         b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
     ) -> tuple[Value, ...]:
@@ -132,6 +161,7 @@ def _define(
             type_rule=rule,
             meaning=_meaning(view),
             into=into,
+            prepare=prepare,
             stacking=stacking,
             gradient=float_gradient(local),
             samples=tuple(samples),

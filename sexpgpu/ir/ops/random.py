@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -19,7 +20,9 @@ from sexpgpu.ir.opdef import (
     Context,
     Cost,
     OpDef,
+    Prepare,
     Sample,
+    Stages,
     TypeRule,
     Work,
     bytes_moved,
@@ -35,6 +38,8 @@ WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10
 BLOCKS_AT_A_TIME = 1 << 14
 """Enough to hide the calls, few enough that every array of a round stays in the cache."""
+PARTS_AT_A_TIME = 16
+"""How many times that many blocks one call of a prepared draw fills."""
 
 WORD = 0xFFFFFFFF
 LOW = np.uint64(WORD)
@@ -92,13 +97,13 @@ def _normal(block_words: Array, out: Array) -> None:
         np.multiply(radius, np.sin(angle), out=out[pair + 1])
 
 
-def _fill(out: Array, draw: Draw, stream: int, trip: int, site: int) -> None:
-    """Fill `out`, contiguous and of one axis."""
+def _fill(out: Array, draw: Draw, stream: int, trip: int, site: int, first: int = 0) -> None:
+    """Fill `out`, contiguous and of one axis, from block `first` on."""
     for start in range(0, out.size, 4 * BLOCKS_AT_A_TIME):
         part = out[start : start + 4 * BLOCKS_AT_A_TIME]
         count = -(-part.size // 4)
         drawn = np.empty((4, count), out.dtype)
-        draw(words(stream, trip, site, start // 4, count), drawn)
+        draw(words(stream, trip, site, first + start // 4, count), drawn)
         whole = part.size // 4
         part[: 4 * whole].reshape(whole, 4)[...] = drawn[:, :whole].T
         if whole < count:
@@ -133,6 +138,43 @@ def _meaning(draw: Draw) -> Callable[[Context, Node, Sequence[Array]], Array]:
     return meaning
 
 
+def _prepare(draw: Draw) -> Prepare:
+    """Calls that fill parts of whole blocks, independent of each other."""
+
+    def prepare(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> Stages:
+        (stream, trip), (out,) = inputs, outs
+        size = math.prod(attr_shape(node.attrs))
+        if not out.flags.c_contiguous or not out.size:
+            return ((partial(_draw_all, draw, ctx, node, inputs, outs),),)
+        rows = out.reshape(stream.size, size)
+        keys, trips = stream.reshape(-1, copy=False), np.broadcast_to(trip, stream.shape)
+        part = PARTS_AT_A_TIME * 4 * BLOCKS_AT_A_TIME
+        return (
+            tuple(
+                [
+                    partial(_draw_part, draw, node, keys, trips, row, start, rows[row, start : start + part])
+                    for row in range(stream.size)
+                    for start in range(0, size, part)
+                ]
+            ),
+        )
+
+    return prepare
+
+
+def _draw_all(
+    draw: Draw, ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]
+) -> None:
+    np.copyto(outs[0], _meaning(draw)(ctx, node, inputs))
+
+
+def _draw_part(
+    draw: Draw, node: Node, keys: Array, trips: Array, row: int, start: int, out: Array
+) -> None:
+    place = np.unravel_index(row, trips.shape) if trips.ndim else ()
+    _fill(out, draw, int(keys[row]), int(trips[place]), attr_int(node.attrs, "site"), start // 4)
+
+
 def _stacking(
     b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
 ) -> tuple[Value, ...]:
@@ -164,6 +206,7 @@ for _name, _draw, _doc in (
             },
             type_rule=_type(_name),
             meaning=_meaning(_draw),
+            prepare=_prepare(_draw),
             stacking=_stacking,
             gradient=no_gradient,
             samples=(

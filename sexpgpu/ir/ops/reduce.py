@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from sexpgpu.ir.opdef import (
     Meaning,
     OpDef,
     Sample,
+    Stages,
     TypeRule,
     Work,
     bytes_moved,
@@ -103,6 +105,9 @@ def _define_fold(
         with np.errstate(all="ignore"):
             return np.asarray(ufunc.reduce(inputs[0], _axes(node), ctx.dtype(node.types[0])))
 
+    def prepare(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> Stages:
+        return ((partial(ufunc.reduce, inputs[0], _axes(node), ctx.dtype(node.types[0]), outs[0]),),)
+
     register(
         OpDef(
             name=name,
@@ -112,6 +117,8 @@ def _define_fold(
             type_rule=_fold_type(name, dtypes, of_nothing),
             meaning=meaning,
             into=into,
+            ufunc=ufunc,
+            prepare=prepare,
             stacking=_fold_stacking,
             gradient=no_gradient if local is None else float_gradient(local),
             samples=tuple(samples),

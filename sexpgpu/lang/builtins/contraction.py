@@ -29,15 +29,20 @@ def _operands(el: Elaborator, op: str, values: Sequence[Value]) -> list[Value]:
 
 @builtin("product")
 def product(el: Elaborator, notation: Any, *operands: Any) -> Value:
+    """`(product "b t w, w o -> b t o" x w)`: summed over the axes that the result lacks, from the left."""
     if not isinstance(notation, str):
-        el.fail("E-TYPE-006", f'`product` takes its notation first: (product "a b, b c -> a c" x y), not {kind_of(notation)}')
+        el.fail(
+            "E-TYPE-006",
+            f'`product` takes its notation first: (product "a b, b c -> a c" x y), not {kind_of(notation)}',
+        )
     given = [el.tensor(v) for v in operands]
     axes = parse_product(notation, [v.shape for v in given])
     b = el.require_trace().builder
     values = _operands(el, "product", given)
-    letters = {name: ascii_letters[i] for i, name in enumerate(dict.fromkeys(n for names in axes.operands for n in names))}
-    if len(letters) > len(ascii_letters):
-        el.fail("E-TYPE-004", "a product has at most 52 axes")
+    distinct = dict.fromkeys(name for names in axes.operands for name in names)
+    if len(distinct) > len(ascii_letters):
+        el.fail("E-TYPE-004", f"a product has at most {len(ascii_letters)} axes, not {len(distinct)}")
+    letters = dict(zip(distinct, ascii_letters, strict=False))
     result, names = values[0], axes.operands[0]
     if len(values) == 1:
         spare = [i for i, n in enumerate(names) if n not in axes.result]
@@ -69,11 +74,14 @@ def _per_axis(el: Elaborator, value: Any, rank: int) -> tuple[int, ...]:
 def conv(
     el: Elaborator, x: Any, kernel: Any, *, stride: Any = 1, pad: Any = 0, dilation: Any = 1, groups: Any = 1
 ) -> Value:
+    """`(conv x kernel)`: x (batch spatial… channels), kernel (spatial… in out), cross-correlated."""
     x, kernel = el.tensor(x), el.tensor(kernel)
     rank = x.rank - 2
     if rank < 1 or rank > 3 or kernel.rank != x.rank:
-        el.fail("E-TYPE-002", f"`conv` takes x (batch spatial… channels) and a kernel (spatial… in out), not {x.type} and "
-                f"{kernel.type}")  # fmt: skip
+        el.fail(
+            "E-TYPE-002",
+            f"`conv` takes x (batch spatial… channels) and a kernel (spatial… in out), not {x.type} and {kernel.type}",
+        )
     lows = highs = _per_axis(el, pad, rank) if not _pairs(pad) else ()
     if _pairs(pad):
         lows = tuple(el.size(low) for low, _ in pad)

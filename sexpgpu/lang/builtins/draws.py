@@ -6,7 +6,7 @@ from typing import Any
 
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import TensorType
-from sexpgpu.lang.arithmetic import broadcast_to
+from sexpgpu.lang.arithmetic import broadcast_together
 from sexpgpu.lang.builtins.registry import builtin
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.patterns import type_value
@@ -26,12 +26,14 @@ def _float_type(el: Elaborator, type: Any) -> TensorType:
 
 @builtin("random-normal")
 def random_normal(el: Elaborator, type: Any) -> Value:
+    """`(random-normal TYPE)`: draws of mean 0 and variance 1."""
     wanted = _float_type(el, type)
     return el.require_trace().builder.cast(_draw(el, "random-normal", "random-normal", wanted.shape), wanted.dtype)
 
 
 @builtin("random-uniform")
 def random_uniform(el: Elaborator, type: Any) -> Value:
+    """`(random-uniform TYPE)`: draws from 0 up to, but without, 1."""
     wanted = _float_type(el, type)
     return el.require_trace().builder.cast(_draw(el, "random-uniform", "random-uniform", wanted.shape), wanted.dtype)
 
@@ -42,7 +44,10 @@ def bernoulli(el: Elaborator, p: Any, type: Any) -> Value:
     shape = type_value(el, type).shape
     b = el.require_trace().builder
     draw = _draw(el, "random-uniform", "bernoulli", shape)
-    chance = broadcast_to(el, b.cast(el.tensor(p, "f32") if not isinstance(p, Value) else p, "f32"), shape)
+    given = el.tensor(p) if isinstance(p, Value) else el.tensor(p, "f32")
+    chance, _ = broadcast_together(el, "bernoulli", [b.cast(given, "f32"), draw])
+    if chance.shape != shape:
+        el.fail("E-TYPE-002", f"the probability {given.type} does not stretch to {type_value(el, type)}")
     return b.op("lt", draw, chance)
 
 

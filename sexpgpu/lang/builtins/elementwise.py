@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from sexpgpu.ir.graph import Value
@@ -25,6 +26,7 @@ for _op in ("+", "*", "minimum", "maximum"):
 
 @builtin("-")
 def subtract(el: Elaborator, x: Any, *more: Any) -> Any:
+    """`(- x)` or `(- x y …)`, from the left."""
     if not more:
         return arithmetic(el, "neg", [x])
     for y in more:
@@ -56,27 +58,33 @@ for _op in UNARY:
 
 @builtin("where")
 def choose(el: Elaborator, test: Any, x: Any, y: Any) -> Any:
+    """`(where TEST X Y)`: X where the test holds, else Y."""
     return where(el, test, x, y)
 
 
 @builtin("cast")
 def cast(el: Elaborator, x: Any, dtype: Any) -> Any:
+    """`(cast x DTYPE)`: x in another dtype, rounded to nearest even; floats become integers towards zero."""
     if not isinstance(dtype, DType):
         el.fail("E-TYPE-006", f"{kind_of(dtype)} stands where a dtype is expected", help="f32 bf16 i32 i64 bool")
+    if isinstance(x, float) and not math.isfinite(x) and dtype.name in ("i32", "i64"):
+        el.fail("E-TYPE-008", f"{x:g} is no integer")
     if is_number(x) or isinstance(x, bool):
         return int(x) if dtype.name in ("i32", "i64") else bool(x) if dtype.name == "bool" else float(x)
     if isinstance(x, HostScalar) and dtype.name == "f32":
-        return x
+        return HostScalar(el.schedule.builder.cast(x.value, "f64"))
     tensor = el.tensor(x)
     return el.require_trace().builder.cast(tensor, dtype.name)
 
 
 @builtin("stop-gradient")
 def stop_gradient(el: Elaborator, x: Any) -> Any:
+    """`(stop-gradient x)`: x, whose gradient is taken as zero."""
     if isinstance(x, tuple):
         return tuple(stop_gradient(el, part) for part in x)
     if not isinstance(x, Value) or not x.type.is_float:
         return x
+    x = el.tensor(x)
     b = el.require_trace().builder
     if x.dtype == "bf16":
         return b.cast(b.op("stop-gradient", b.cast(x, "f32")), "bf16")
@@ -85,6 +93,7 @@ def stop_gradient(el: Elaborator, x: Any) -> Any:
 
 @builtin("weighted")
 def weighted(el: Elaborator, value: Any, weight: Any) -> Weighted:
+    """`(weighted V W)`: a scalar and the weight with which it counts in means over microbatches and batches."""
     b = el.require_trace().builder
     pair = [b.cast(el.tensor(v), "f32") for v in (value, weight)]
     for v in pair:

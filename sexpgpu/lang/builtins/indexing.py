@@ -25,6 +25,7 @@ def _static(el: Elaborator, i: Any, size: int, axis: int) -> int:
 
 @builtin("gather")
 def gather(el: Elaborator, x: Any, i: Any, *, axis: Any = 0) -> Any:
+    """`(gather x i :axis a)`: the axes of i replace axis a of x."""
     if isinstance(x, tuple) and isinstance(i, int):
         return x[_static(el, i, len(x), 0)]
     x = el.tensor(x)
@@ -40,17 +41,19 @@ def gather(el: Elaborator, x: Any, i: Any, *, axis: Any = 0) -> Any:
 
 @builtin("pick")
 def pick(el: Elaborator, x: Any, i: Any, *, axis: Any = -1) -> Value:
+    """`(pick x i :axis -1)`: one element a row; i has the shape of x without the axis."""
     x = el.tensor(x)
     return el.require_trace().builder.op("pick", x, _ids(el, i), axis=el.axis(axis, x.rank))
 
 
-@builtin("scatter")
+@builtin("scatter", words=("fold",))
 def scatter(el: Elaborator, x: Any, i: Any, v: Any, *, axis: Any = 0, fold: Any = "set") -> Value:
+    """`(scatter x i v :axis a :fold set)`: x with v written at i along an axis; -1 is nowhere."""
     x = el.tensor(x)
     a = el.axis(axis, x.rank)
     b = el.require_trace().builder
     if fold not in ("set", "add", "max", "min"):
-        el.fail("E-FORM-003", f"`:fold` is set, add, max or min, not {kind_of(fold)}")
+        el.fail("E-FORM-003", f"`:fold` is set, add, max or min, not `{fold}`")
     if isinstance(i, int) and not isinstance(i, bool) and i != -1:
         i = _static(el, i, x.shape[a], a)
     ids = _ids(el, i)
@@ -63,6 +66,7 @@ def scatter(el: Elaborator, x: Any, i: Any, v: Any, *, axis: Any = 0, fold: Any 
 
 @builtin("one-hot")
 def one_hot(el: Elaborator, i: Any, size: Any) -> Value:
+    """`(one-hot i n)`: a last axis of n, 1.0 at i and 0.0 elsewhere."""
     ids = _ids(el, i)
     n = el.size(size)
     b = el.require_trace().builder

@@ -8,9 +8,13 @@ from typing import Any
 from sexpgpu.data import TokenStream
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.arithmetic import is_number
 from sexpgpu.lang.builtins.registry import builtin
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.values import DataHandle, DType, kind_of
+
+MAX_LENGTH = 1_000_000
+"""Elements of a vector that `range` writes out."""
 
 
 def _type_of(el: Elaborator, x: Any) -> TensorType:
@@ -19,11 +23,13 @@ def _type_of(el: Elaborator, x: Any) -> TensorType:
 
 @builtin("shape")
 def shape(el: Elaborator, x: Any) -> tuple[int, ...]:
+    """`(shape x)`: the sizes of a tensor or type."""
     return _type_of(el, x).shape
 
 
 @builtin("dim")
 def dim(el: Elaborator, x: Any, axis: Any) -> int:
+    """`(dim x a)`: the size of one axis."""
     if isinstance(x, tuple) and axis == 0:
         return len(x)
     sizes = _type_of(el, x).shape
@@ -32,26 +38,31 @@ def dim(el: Elaborator, x: Any, axis: Any) -> int:
 
 @builtin("rank")
 def rank(el: Elaborator, x: Any) -> int:
+    """`(rank x)`: the number of axes."""
     return _type_of(el, x).rank
 
 
 @builtin("size")
 def size(el: Elaborator, x: Any) -> int:
+    """`(size x)`: the number of elements."""
     return _type_of(el, x).size
 
 
 @builtin("dtype")
 def dtype(el: Elaborator, x: Any) -> DType:
+    """`(dtype x)`: the dtype of a tensor or type."""
     return DType(_type_of(el, x).dtype)
 
 
 @builtin("type-of")
 def type_of(el: Elaborator, x: Any) -> TensorType:
+    """`(type-of x)`: the type of a tensor."""
     return _type_of(el, x)
 
 
 @builtin("type")
 def make_type(el: Elaborator, dtype: Any, sizes: Any) -> TensorType:
+    """`(type DTYPE [sizes])`: a type from a vector of sizes."""
     if not isinstance(dtype, DType) or not isinstance(sizes, tuple):
         el.fail("E-TYPE-006", "this form is (type DTYPE [sizes])")
     return TensorType(dtype.name, tuple(el.size(s) for s in sizes))
@@ -59,6 +70,7 @@ def make_type(el: Elaborator, dtype: Any, sizes: Any) -> TensorType:
 
 @builtin("length")
 def length(el: Elaborator, x: Any) -> int:
+    """`(length v)`: the number of elements of a vector or string, or the size of a tensor's first axis."""
     if isinstance(x, Value):
         return dim(el, x, 0)
     if not isinstance(x, tuple | str):
@@ -68,6 +80,7 @@ def length(el: Elaborator, x: Any) -> int:
 
 @builtin("nth")
 def nth(el: Elaborator, x: Any, i: Any) -> Any:
+    """`(nth v i)`: one element of a vector, from 0, negative from the end."""
     if not isinstance(x, tuple):
         el.fail("E-TYPE-006", f"`nth` takes a vector, not {kind_of(x)}", help="(gather x i) reads a tensor")
     index = el.integer(i)
@@ -78,15 +91,23 @@ def nth(el: Elaborator, x: Any, i: Any) -> Any:
 
 @builtin("range")
 def range_(el: Elaborator, start: Any, stop: Any = None, step: Any = 1) -> tuple[int, ...]:
+    """`(range n)` or `(range a b step)`: a vector of integers."""
     first, last = (0, start) if stop is None else (start, stop)
     stride = el.integer(step)
     if stride == 0:
         el.fail("E-TYPE-005", "a range has no step of 0")
-    return tuple(range(el.integer(first), el.integer(last), stride))
+    low, high = el.integer(first), el.integer(last)
+    if abs(high - low) > MAX_LENGTH * abs(stride):
+        el.fail(
+            "E-TYPE-005",
+            f"a range from {kind_of(low)} to {kind_of(high)}; at most {MAX_LENGTH:,} numbers are written out",
+        )
+    return tuple(range(low, high, stride))
 
 
 @builtin("append")
 def append(el: Elaborator, x: Any, *more: Any) -> tuple[Any, ...]:
+    """`(append v x …)`: a vector with more at its end."""
     if not isinstance(x, tuple):
         el.fail("E-TYPE-006", f"`append` takes a vector, not {kind_of(x)}")
     return (*x, *more)
@@ -94,13 +115,21 @@ def append(el: Elaborator, x: Any, *more: Any) -> tuple[Any, ...]:
 
 @builtin("matches")
 def matches(el: Elaborator, text: Any, pattern: Any) -> bool:
+    """`(matches text "*.w")`: whether a string fits a pattern of `*` and `?`."""
     if not isinstance(text, str) or not isinstance(pattern, str):
-        el.fail("E-TYPE-006", "`matches` takes a string and a pattern such as \"*.w\"")
+        el.fail("E-TYPE-006", '`matches` takes a string and a pattern such as "*.w"')
     return fnmatchcase(text, pattern)
+
+
+@builtin("number?")
+def is_known_number(el: Elaborator, x: Any) -> bool:
+    """`(number? x)`: whether x is a number while the file is read, not a tensor and not made of `step`."""
+    return is_number(x)
 
 
 @builtin("none?")
 def is_none(el: Elaborator, x: Any) -> bool:
+    """`(none? x)`: whether x is `none`."""
     return x is None
 
 
@@ -112,13 +141,14 @@ def _tokens(el: Elaborator, data: Any, op: str) -> TokenStream:
 
 @builtin("vocabulary")
 def vocabulary(el: Elaborator, data: Any) -> int:
+    """`(vocabulary DATA)`: the number of distinct ids."""
     return _tokens(el, data, "vocabulary").vocabulary
 
 
 @builtin("encode")
 def encode(el: Elaborator, data: Any, text: Any) -> tuple[int, ...]:
+    """`(encode DATA "text")`: the ids of a text, a vector."""
     if not isinstance(text, str):
         el.fail("E-TYPE-006", f"`encode` takes a string, not {kind_of(text)}")
-    return tuple(_tokens(el, data, "encode").encode(text))
-
-
+    stream = _tokens(el, data, "encode")
+    return tuple(el.located(lambda: stream.encode(text)))

@@ -65,6 +65,7 @@ for _name in _EMPTY:
 
 @builtin("mean")
 def mean(el: Elaborator, x: Any, *, axis: Any = None, keep: Any = False, where: Any = None) -> Value:
+    """`(mean x :axis :keep :where)`: of none it is 0."""
     x = el.tensor(x)
     b = el.require_trace().builder
     if not x.type.is_float:
@@ -115,6 +116,7 @@ _position("argmin")
 
 @builtin("count")
 def count(el: Elaborator, x: Any, *, axis: Any = None) -> Value:
+    """`(count mask :axis a)`: how many hold, as f32."""
     x = el.tensor(x)
     if x.dtype != "bool":
         el.fail("E-TYPE-001", f"`count` counts what holds in a bool tensor, not {x.type}")
@@ -124,6 +126,7 @@ def count(el: Elaborator, x: Any, *, axis: Any = None) -> Value:
 
 @builtin("logsumexp")
 def logsumexp(el: Elaborator, x: Any, *, axis: Any = -1, keep: Any = False) -> Value:
+    """`(logsumexp x :axis -1)`: the logarithm of the sum of exponentials, without overflow."""
     x = el.tensor(x)
     b = el.require_trace().builder
     wide = _up(el, x)

@@ -6,7 +6,7 @@ Positional parameters are the operation's operands, keyword-only ones its keywor
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sexpgpu.lang.values import Builtin
@@ -14,12 +14,12 @@ from sexpgpu.lang.values import Builtin
 BUILTINS: dict[str, Builtin] = {}
 
 
-def builtin(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function (elaborator first) under `names`."""
+def builtin(*names: str, words: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function (elaborator first) under `names`. words: keywords whose value is a bare word."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = list(inspect.signature(function).parameters.values())[1:]
-        plain = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
+        plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         for name in names:
             assert name not in BUILTINS, name
             BUILTINS[name] = Builtin(
@@ -30,6 +30,7 @@ def builtin(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
                 frozenset(p.name.replace("_", "-") for p in parameters if p.kind is p.KEYWORD_ONLY),
                 any(p.kind is p.VAR_KEYWORD for p in parameters),
                 sum(p.default is p.empty for p in plain),
+                frozenset(words),
             )
         return function
 

@@ -20,6 +20,7 @@ def _source(el: Elaborator, value: Any) -> Any:
 
 @builtin("part")
 def part(el: Elaborator, source: Any, start: Any, stop: Any) -> Part:
+    """`(part DATA 0.0 0.9)`: the rows or tokens between two fractions."""
     for bound in (start, stop):
         if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 <= bound <= 1:
             el.fail("E-TYPE-005", f"`part` takes fractions from 0.0 to 1.0, not {kind_of(bound)}")
@@ -30,11 +31,13 @@ def part(el: Elaborator, source: Any, start: Any, stop: Any) -> Part:
 
 @builtin("rows")
 def rows(el: Elaborator, source: Any) -> Rows:
+    """`(rows DATA)`: a view of arrays, a row at a time."""
     return el.located(lambda: Rows(_source(el, source)))
 
 
 @builtin("windows")
 def windows(el: Elaborator, source: Any, *, length: Any = None) -> Windows:
+    """`(windows DATA :length n)`: a view of a sequence, n tokens at a time, with the targets one ahead."""
     if length is None:
         el.fail("E-FORM-004", "`windows` needs `:length`")
     return el.located(lambda: Windows(_source(el, source), el.size(length)))

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sexpgpu.ir.builder import Builder
-from sexpgpu.ir.opdef import OPS, Array
-from sexpgpu.ir.ops.contract import canonical, contract, flop_sizes
+from sexpgpu.ir.opdef import OPS, Array, Context
+from sexpgpu.ir.ops import contract as module
+from sexpgpu.ir.ops.contract import MAX_TILES, canonical, contract, cuts, flop_sizes, tile_grid
 from sexpgpu.ir.types import TensorType, TypeFault
 from tests.ir.ops.calls import BF16, build, call, gradients, normal
 
@@ -164,3 +165,50 @@ def test_faults(
         b.product(spec, b.input("x", TensorType(*x)), b.input("y", TensorType(*y)))
     assert fault.value.code == code
     assert all(part in fault.value.message for part in parts)
+
+
+def run_stages(spec: str, x: Array, y: Array, out: Array) -> None:
+    _, node = build("product", (x, y), {"spec": spec})
+    prepare = OPS["product"].prepare
+    assert prepare is not None
+    stages = prepare(Context(), node, (x, y), (out,))
+    for _ in range(2):
+        out[...] = 0
+        for stage in stages:
+            for step in reversed(stage):
+                step()
+
+
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("dtype", [np.float32, BF16, np.int32])
+@pytest.mark.parametrize("awkward", [False, True])
+def test_prepared_tiles_are_the_product(
+    spec: str, dtype: type, awkward: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """awkward: every second element of larger arrays, which BLAS cannot address."""
+    monkeypatch.setattr(module, "TILE_WORK", 1)
+    monkeypatch.setattr(module, "LEAST_WORK", 1)
+    monkeypatch.setattr(module, "LEAST_SIDE", 1)
+    x, y = (np.asarray(2 * a).astype(dtype) for a in operands(spec))
+    expected = call("product", x, y, spec=spec)
+    out = np.empty_like(expected)
+    if awkward:
+        x, y, out = (
+            np.repeat(a, 2, -1)[..., ::2] if a.ndim else a for a in (x, y, np.asarray(out))
+        )
+    run_stages(spec, x, y, out)
+    np.testing.assert_allclose(out, expected, 1e-5, 1e-5)
+
+
+@given(*[st.integers(1, 5000)] * 4, st.booleans())
+def test_a_grid_covers_the_product(num_batch: int, m: int, n: int, k: int, transposed: bool) -> None:
+    batches, rows, columns = tile_grid(num_batch, m, n, k, transposed)
+    assert batches * rows * columns <= MAX_TILES
+    for size, parts in ((num_batch, batches), (m, rows), (n, columns)):
+        found = [i for cut in cuts(size, parts) for i in range(size)[cut]]
+        assert found == list(range(size)) and parts <= size
+
+
+def test_small_products_are_one_tile() -> None:
+    assert tile_grid(1, 64, 64, 64) == (1, 1, 1)
+    assert tile_grid(1, 1024, 3072, 768)[1:] != (1, 1)

@@ -301,3 +301,61 @@ def test_every_operation_is_described(op: OpDef) -> None:
     for sample in op.samples:
         assert set(sample.attrs) == set(op.params)
         assert len(sample.ranges) in (0, len(sample.types))
+
+
+@pytest.mark.parametrize(("op", "sample"), [c for c in CASES if c.values[0].prepare is not None])
+@pytest.mark.parametrize("layout", ["contiguous", "reversed"])
+def test_prepared_calls_agree_with_meaning(op: OpDef, sample: Sample, layout: str) -> None:
+    """Twice, so that the first call leaves nothing behind; each stage's calls in either order."""
+    _, node = built(op, sample)
+    ctx = Context()
+    arrays = arrays_of(op, sample)
+    if layout == "reversed":
+        arrays = [np.asarray(a, order="F") for a in arrays]
+    expected = as_tuple(op.meaning(ctx, node, arrays))
+    outs = [np.zeros(t.shape, ctx.dtype(t), "C" if layout == "contiguous" else "F") for t in node.types]
+    assert op.prepare is not None
+    stages = op.prepare(ctx, node, arrays, outs)
+    for _ in range(2):
+        for stage in stages:
+            for call in reversed(stage):
+                call()
+        for out, wanted, type in zip(outs, expected, node.types, strict=True):
+            assert_same(out, wanted, type)
+
+
+@pytest.mark.parametrize(("op", "sample"), [c for c in CASES if c.values[0].ufunc is not None])
+def test_a_ufunc_is_the_whole_meaning(op: OpDef, sample: Sample) -> None:
+    _, node = built(op, sample)
+    arrays = arrays_of(op, sample)
+    (expected,) = as_tuple(op.meaning(Context(), node, arrays))
+    assert op.ufunc is not None and op.work in (Work.MAP, Work.REDUCE)
+    if op.work is Work.MAP:
+        actual = op.ufunc(*arrays)
+    else:
+        actual = op.ufunc.reduce(arrays[0], node.attrs["axes"], Context().dtype(node.types[0]))
+    np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", ["f32", "bf16", "i64", "bool"])
+@pytest.mark.parametrize("alias", ["none", "x", "y", "both", "test"])
+def test_where_may_write_over_what_it_reads(dtype: str, alias: str) -> None:
+    """Bits are kept whatever they mean: NaN of any kind, infinities, negative zeros."""
+    rng = np.random.default_rng(5)
+    stored = NUMPY_DTYPES[dtype]
+    test = rng.random((7, 9)) > 0.5
+    x, y = (rng.integers(0, 2 if dtype == "bool" else 256, (7, 9 * stored.itemsize), np.uint8).view(stored)
+            for _ in range(2))  # fmt: skip
+    if alias == "both":
+        y = x
+    if alias == "test" and dtype != "bool":
+        pytest.skip("of another size")
+    expected = np.where(test, x, y)
+    b = Builder()
+    types = [TensorType(d, (7, 9)) for d in ("bool", dtype, dtype)]
+    node = b.node("where", [b.input(f"x{i}", t) for i, t in enumerate(types)], {})
+    out = {"none": np.empty_like(x), "x": x, "y": y, "both": x, "test": test}[alias]
+    into = OPS["where"].into
+    assert into is not None
+    into(Context(), node, (test, x, y), (out,))
+    assert out.tobytes() == expected.tobytes()

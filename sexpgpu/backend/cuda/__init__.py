@@ -1,0 +1,1 @@
+"""The cuda device: generated kernels, cuBLASLt products, cuDNN attention, and phases replayed as CUDA graphs."""

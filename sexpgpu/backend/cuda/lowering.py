@@ -1,0 +1,620 @@
+"""From the plan of a phase to what the device is asked for: kernels, library calls, copies. Pure; no address yet.
+
+Flow: `session` binds these actions to memory; `report` counts them. Buffers are those of the plan, and three of the
+device's own: `workspace` (of one step at a time), `outbox` (flags and results of one call), `halt`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations
+from typing import Protocol
+
+from sexpgpu.backend.cuda import copies, gemm
+from sexpgpu.backend.cuda.attention import Attention, attention_of, is_attention, workspace_estimate
+from sexpgpu.backend.cuda.blas import DATA_TYPES, WORKSPACE_BYTES, alignment
+from sexpgpu.backend.cuda.fusion import Group, Value, fusible, longest_group, narrowed, overlap, reads_of, value_of
+from sexpgpu.backend.cuda.gemm import Gemm
+from sexpgpu.backend.cuda.rows import Program, nodes_of_partials, partial_bytes, program_of, sums_of_partials
+from sexpgpu.backend.kernels.flags import FLAG_BYTES
+from sexpgpu.backend.kernels.launch import Launch, Operand
+from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Work
+from sexpgpu.ir.ops.contract import flop_sizes
+from sexpgpu.ir.program import FEED
+from sexpgpu.ir.types import ITEM_BYTES, TensorType
+from sexpgpu.plan.arena import aligned
+from sexpgpu.plan.layout import ARENA, Layout, Strides, contiguous, is_contiguous
+from sexpgpu.plan.phase import Copy, PhasePlan, Step
+
+WORKSPACE, OUTBOX, HALT = "workspace", "outbox", "halt"
+_SLACK = 2
+"""Workspaces are aligned more widely here than their printers count."""
+DECISION_BYTES = 64
+"""At the start of an outbox: whether the call's commits were made."""
+
+
+class Printers(Protocol):
+    """`backend.kernels.cuda`, or what stands in for it in a test."""
+
+    def print_step(self, step: Step) -> tuple[Launch, ...]:
+        """The kernels of a step."""
+        ...
+
+    def print_copy(self, copy: Copy) -> tuple[Launch, ...]:
+        """The kernels of a copy: operand `input` 0 to `output` 0."""
+        ...
+
+    def workspace_bytes(self, step: Step) -> tuple[int, ...]:
+        """What the kernels of a step need beside its inputs and outputs."""
+        ...
+
+    def workspace_bound(self, node: Node) -> int:
+        """The most that they need, whatever the layouts."""
+        ...
+
+    def module_source(self, launches: Iterable[Launch]) -> str:
+        """One text to compile for many kernels."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A byte of a buffer."""
+
+    buffer: str
+    offset_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A launch, and what each of its operands points at; None is a null pointer."""
+
+    launch: Launch
+    operands: tuple[Place | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A product by cuBLASLt. x, y, out: where the operands of the notation begin. library: its workspace.
+
+    alignment_bytes: of A, B and C.
+    """
+
+    gemm: Gemm
+    alignment_bytes: tuple[int, int, int]
+    x: Place
+    y: Place
+    out: Place
+    library: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Attend:
+    """Attention by cuDNN. operands: in the order of the graph's own tensors."""
+
+    attention: Attention
+    operands: tuple[Place, ...]
+    library: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bytes from one place to another."""
+
+    source: Place
+    target: Place
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fill:
+    """Bytes set to one value."""
+
+    target: Place
+    byte: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Dense copies (source, target, bytes) that are made only where the decision holds."""
+
+    copies: tuple[tuple[Place, Place, int], ...]
+    decision: Place | None
+
+
+Action = Kernel | Product | Attend | Move | Fill | Commit
+
+
+class Tools(Protocol):
+    """What a phase is lowered with; `session.Toolbox` is one."""
+
+    @property
+    def printers(self) -> Printers:
+        """Kernels of steps and copies."""
+        ...
+
+    @property
+    def print_group(self) -> Callable[[Group], Launch]:
+        """The kernel of elementwise steps together."""
+        ...
+
+    @property
+    def print_rows(self) -> Callable[[Program, Sequence[Argument], Sequence[Argument]], Launch]:
+        """The kernel of a row program."""
+        ...
+
+    def attend(self, attention: Attention) -> int | None:
+        """The workspace that cuDNN takes for a graph; None: it refuses it."""
+        ...
+
+    def multiplies(self, gemm: Gemm, alignment_bytes: tuple[int, int, int]) -> bool:
+        """Whether cuBLASLt has an algorithm for a product whose A, B and C are aligned so."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A result in the outbox."""
+
+    type: TensorType
+    offset_bytes: int
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A phase as actions.
+
+    kinds: of each action, a word for reports and timings; labels: what it is made of. flags: the node behind each
+    fault record. results: where they lie in the outbox. feeds: where each lies in the inbox. apply: what to run where
+    the decision holds.
+    """
+
+    name: str
+    actions: tuple[Action, ...]
+    kinds: tuple[str, ...]
+    labels: tuple[str, ...]
+    flags: tuple[Node, ...]
+    results: Mapping[str, Result]
+    feeds: Mapping[str, tuple[TensorType, int]]
+    outbox_bytes: int
+    inbox_bytes: int
+    workspace_bytes: int
+    guard: str | None
+    apply: Lowered | None = None
+
+    @property
+    def may_fault(self) -> bool:
+        """Whether a call can report a fault."""
+        return bool(self.flags)
+
+
+def node_workspace(node: Node, printers: Printers) -> int:
+    """What a step will need at most, as far as that can be told before its layouts are known."""
+    if is_attention(node):
+        return workspace_estimate(node)
+    program = program_of(node)
+    if program is not None:
+        own = sum(partial_bytes(program))
+        return own + sum([_SLACK * aligned(printers.workspace_bound(n)) for n in nodes_of_partials(program)])
+    bound = _SLACK * aligned(printers.workspace_bound(node))
+    return WORKSPACE_BYTES + bound if _is_library_product(node) else bound
+
+
+def lower(plan: PhasePlan, tools: Tools) -> Lowered:
+    """The actions of a phase, its results gathered in the outbox, its commits decided and made."""
+    feeds, inbox_bytes = _inbox(plan)
+    return _Lowering(plan, tools, feeds, inbox_bytes).lower()
+
+
+def _is_library_product(node: Node) -> bool:
+    return OPS[node.op].work is Work.CONTRACT and node.inputs[0].dtype in DATA_TYPES
+
+
+@dataclass(slots=True)
+class _Workspace:
+    """Ranges of the workspace that one step takes."""
+
+    used: int = 0
+
+    def take(self, num_bytes: int) -> Place:
+        place = Place(WORKSPACE, self.used)
+        self.used += aligned(num_bytes)
+        return place
+
+
+@dataclass(slots=True)
+class _Operand:
+    """Where a value is, or is copied to."""
+
+    type: TensorType
+    place: Place
+    strides: Strides
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.place.buffer, self.place.offset_bytes, self.strides)
+
+
+@dataclass
+class _Lowering:
+    """The tables of one phase while it is lowered."""
+
+    plan: PhasePlan
+    tools: Tools
+    feeds: Mapping[str, tuple[TensorType, int]]
+    inbox_bytes: int
+    actions: list[Action] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    label: str = ""
+    flags: list[Node] = field(default_factory=list)
+    workspace_bytes: int = 0
+
+    def lower(self) -> Lowered:
+        plan = self.plan
+        position = 0
+        while position < len(plan.steps):
+            position += self._step(position)
+        self.label = "end of the call"
+        for each in plan.saves:
+            self._copy(each, "save")
+        results, outbox_bytes = self._gather()
+        self._finish(results)
+        apply = None
+        if plan.apply is not None:
+            # Both passes find the feeds where the first has them.
+            apply = _Lowering(plan.apply, self.tools, self.feeds, self.inbox_bytes).lower()
+        records = len(self.flags) * FLAG_BYTES
+        reset = [Fill(Place(OUTBOX, DECISION_BYTES), 0, records)] if records else []
+        return Lowered(
+            name=plan.phase.name,
+            actions=(*reset, *self.actions),
+            kinds=(*["flags" for _ in reset], *self.kinds),
+            labels=(*["" for _ in reset], *self.labels),
+            flags=tuple(self.flags),
+            results=results,
+            feeds=self.feeds,
+            outbox_bytes=outbox_bytes,
+            inbox_bytes=self.inbox_bytes,
+            workspace_bytes=max(self.workspace_bytes, apply.workspace_bytes if apply else 0),
+            guard=plan.phase.guard,
+            apply=apply,
+        )
+
+    def _add(self, kind: str, action: Action) -> None:
+        self.actions.append(action)
+        self.kinds.append(kind)
+        self.labels.append(self.label)
+
+    # Steps.
+
+    def _step(self, position: int) -> int:
+        """Lower the step at `position`, and those after it that go with it; how many were lowered."""
+        step = self.plan.steps[position]
+        if not any(type.size for type in step.node.types):
+            return 1
+        self.label = _label(step.node)
+        workspace = _Workspace()
+        num_steps = 1
+        if is_attention(step.node):
+            self._attention(step, workspace)
+        elif (program := program_of(step.node)) is not None:
+            num_steps = self._rows(position, program, workspace)
+        elif _is_library_product(step.node):
+            num_steps = self._product(position, workspace)
+        elif fusible(step) and (group := longest_group(self.plan.steps, position)) is not None:
+            num_steps = group.num_steps
+            self._group(group, workspace)
+        else:
+            self._single(step, workspace)
+        self.workspace_bytes = max(self.workspace_bytes, workspace.used)
+        return num_steps
+
+    def _single(self, step: Step, workspace: _Workspace, kind: str = "") -> None:
+        """A step by its own kernels."""
+        for kernel in self._kernels(step, workspace):
+            self._add(kind or OPS[step.node.op].work.value, kernel)
+
+    def _group(self, group: Group, workspace: _Workspace) -> None:
+        for step in group.hoisted:
+            self.label = _label(step.node)
+            self._single(step, workspace)
+        reads, writes = ([str(value.type) for value in side] for side in (group.reads, group.writes))
+        self.label = f"{len(group.lines)} operations on {' '.join(reads)} -> {' '.join(writes)}"
+        self._add("maps", Kernel(self.tools.print_group(group), tuple([_place(layout) for layout in group.places])))
+
+    def _kernels(self, step: Step, workspace: _Workspace) -> list[Kernel]:
+        places = {("input", i): _place(layout) for i, layout in enumerate(step.inputs)}
+        places |= {("output", i): _place(layout) for i, layout in enumerate(step.outputs)}
+        for i, num_bytes in enumerate(self.tools.printers.workspace_bytes(step)):
+            places["workspace", i] = workspace.take(num_bytes)
+        launches = self.tools.printers.print_step(step)
+        flag_numbers = sorted({number for launch in launches for kind, number in launch.operands if kind == "flag"})
+        for number in flag_numbers:
+            places["flag", number] = self._flag(step.node)
+        return [Kernel(launch, tuple([places[operand] for operand in launch.operands])) for launch in launches]
+
+    # Row programs.
+
+    def _rows(self, position: int, program: Program, workspace: _Workspace) -> int:
+        """A row program; where what follows casts its first output to bf16, the kernel writes that at once."""
+        step = self.plan.steps[position]
+        outputs = [Value(layout, t) for layout, t in zip(step.outputs, step.node.types, strict=True)]
+        places = [workspace.take(num_bytes) for num_bytes in partial_bytes(program)]
+        after, group = self._cast_after(position), None
+        if after is not None:
+            outputs[0] = value_of(after)
+        else:
+            group, layout = self._narrow_group(position, workspace)
+            if group is not None:
+                outputs[0] = Value(layout, outputs[0].type.with_dtype("bf16"))
+        taken = [Argument(("input", i), value.type, value.layout) for i, value in enumerate(reads_of(step))]
+        made = [Argument(("output", i), value.type, value.layout) for i, value in enumerate(outputs)]
+        launch = self.tools.print_rows(program, taken, made)
+        known: dict[Operand, Place] = {x.operand: _place(x.layout) for x in (*taken, *made)}
+        known |= {("workspace", i): place for i, place in enumerate(places)}
+        if program.picks:
+            known["flag", 0] = self._flag(program.picks[0])
+        self._add("rows", Kernel(launch, tuple([known[operand] for operand in launch.operands])))
+        layouts = [Layout(place.buffer, place.offset_bytes, ()) for place in places]
+        for each in sums_of_partials(program, layouts, step.outputs):
+            self._single(each, workspace, "rows")
+        if group is not None:
+            self._group(group, workspace)
+            return 1 + group.num_steps
+        return 1 if after is None else 2
+
+    def _flag(self, node: Node) -> Place:
+        """The next fault record, which is that of `node`."""
+        self.flags.append(node)
+        return Place(OUTBOX, DECISION_BYTES + (len(self.flags) - 1) * FLAG_BYTES)
+
+    # Products.
+
+    def _product(self, position: int, workspace: _Workspace) -> int:
+        """A product, and what follows it if that casts it to bf16: the library then writes bf16 at once."""
+        step = self.plan.steps[position]
+        (made,), (type,) = step.outputs, step.node.types
+        after = self._cast_after(position)
+        if after is not None:
+            out = _operand(after.node.types[0], after.outputs[0])
+            if self._multiply(step, out, workspace):
+                return 2
+        group, layout = self._narrow_group(position, workspace)
+        if group is not None and self._multiply(step, _operand(type.with_dtype("bf16"), layout), workspace):
+            self._group(group, workspace)
+            return 1 + group.num_steps
+        if not self._multiply(step, _operand(type, made), workspace):
+            self._single(step, workspace, "product kernel")
+        return 1
+
+    def _multiply(self, step: Step, out: _Operand, workspace: _Workspace) -> bool:
+        """Add a product by the library that writes `out`; False where it has none."""
+        x, y = (_operand(v.type, layout) for v, layout in zip(step.node.inputs, step.inputs, strict=True))
+        sides = _cheapest_sides(str(step.node.attrs["spec"]), flop_sizes(step.node), x, y, out)
+        if sides is None:
+            return False
+        found, (packed_x, packed_y, packed_out) = sides
+        used = workspace.used
+        library = workspace.take(WORKSPACE_BYTES)
+        packs: list[tuple[_Operand, _Operand]] = []
+        operands = []
+        for operand, strides in ((x, packed_x), (y, packed_y), (out, packed_out)):
+            if strides != operand.strides:
+                copied = _Operand(operand.type, workspace.take(_num_bytes(operand.type)), strides)
+                packs.append((operand, copied))
+                operands.append(copied)
+            else:
+                operands.append(operand)
+        first, second, target = operands
+        sizes = self._alignment(found, (first.place, second.place, target.place))
+        if not self.tools.multiplies(found, sizes):
+            workspace.used = used
+            return False
+        for source, copied in packs:
+            if source is not out:
+                self._convert("pack", source, copied)
+        self._add("product", Product(found, sizes, first.place, second.place, target.place, library))
+        self._convert("pack", target, out)
+        return True
+
+    def _alignment(self, found: Gemm, places: tuple[Place, Place, Place]) -> tuple[int, int, int]:
+        """What A, B and C are aligned to in every launch; buffers begin at multiples of the most that counts."""
+        dtypes = (found.dtype, found.dtype, found.out_dtype)
+        x, y, out = (
+            min([alignment(self._offset(place) + ITEM_BYTES[dtype] * each[side]) for each in found.offsets])
+            for side, (place, dtype) in enumerate(zip(places, dtypes, strict=True))
+        )
+        return (y, x, out) if found.swapped else (x, y, out)
+
+    def _offset(self, place: Place) -> int:
+        if place.buffer.startswith(FEED):
+            return place.offset_bytes + self.feeds[place.buffer.removeprefix(FEED)][1]
+        return place.offset_bytes
+
+    def _narrow_group(self, position: int, workspace: _Workspace) -> tuple[Group | None, Layout]:
+        """The elementwise steps after a product as if it had written bf16, and where it would write that.
+
+        It lies over the f32 that it stands for or, where the group writes there, in workspace that others need anyway.
+        """
+        step, rest = self.plan.steps[position], self.plan.steps[position + 1 : position + 2]
+        made, type = step.outputs[0], step.node.types[0]
+        if not rest or not fusible(rest[0]) or rest[0].node.types[0].shape != type.shape:
+            return None, made
+        group = longest_group(self.plan.steps, position + 1, at_least=1)
+        spare = Layout(WORKSPACE, workspace.used, contiguous(type.shape))
+        num_bytes = aligned(_num_bytes(type.with_dtype("bf16")))
+        fits = workspace.used + num_bytes + WORKSPACE_BYTES <= self.plan.workspace_bytes
+        for layout in (made, spare) if fits else (made,):
+            changed = None if group is None else narrowed(group, Value(made, type), layout)
+            if changed is not None:
+                if layout is spare:
+                    workspace.take(num_bytes)
+                return changed, layout
+        return None, made
+
+    def _convert(self, kind: str, source: _Operand, target: _Operand) -> None:
+        """Kernels that copy a value to another layout, or cast it on the way."""
+        if source is target:
+            return
+        if source.type.dtype == target.type.dtype:
+            launches = self.tools.printers.print_copy(Copy(source.type, source.layout, target.layout))
+        else:
+            cast = Step(_cast(source.type, target.type), (source.layout,), (target.layout,))
+            launches = self.tools.printers.print_step(cast)
+        for launch in launches:
+            places = {("input", 0): source.place, ("output", 0): target.place}
+            self._add(kind, Kernel(launch, tuple([places[operand] for operand in launch.operands])))
+
+    def _cast_after(self, position: int) -> Step | None:
+        """The next step, if it casts this step's first output to bf16, nothing else reads the f32, and it may be written now."""
+        if position + 1 >= len(self.plan.steps):
+            return None
+        step, after = self.plan.steps[position], self.plan.steps[position + 1]
+        made, type = step.outputs[0], step.node.types[0]
+        if after.node.op != "cast" or after.node.types[0].dtype != "bf16" or type.dtype != "f32":
+            return None
+        dies = (made.offset_bytes, aligned(_num_bytes(type))) in after.dies
+        if made.buffer != ARENA or after.inputs[0] != made or not dies:
+            return None
+        written = value_of(after).span
+        others = [Value(layout, t) for layout, t in zip(step.outputs[1:], step.node.types[1:], strict=True)]
+        return None if any(overlap(written, other.span) for other in (*reads_of(step), *others)) else after
+
+    # Attention.
+
+    def _attention(self, step: Step, workspace: _Workspace) -> None:
+        """Operands that cuDNN cannot take as they lie, or not in their dtype, go through the workspace."""
+        attention = attention_of(step)
+        num_bytes = self.tools.attend(attention)
+        if num_bytes is None:
+            attention = attention_of(step, packed=True)
+            num_bytes = self.tools.attend(attention)
+        assert num_bytes is not None, (self.plan.phase.name, step.node)
+        library = workspace.take(num_bytes)
+        values = zip((*step.node.inputs, *step.node.outputs), (*step.inputs, *step.outputs), strict=True)
+        own = [_operand(v.type, layout) for v, layout in values]
+        taken = []
+        for operand, wanted in zip(own, attention.tensors, strict=True):
+            same = wanted.dtype == operand.type.dtype and wanted.strides == operand.strides
+            taken.append(
+                operand
+                if same
+                else _Operand(
+                    operand.type.with_dtype(wanted.dtype),
+                    workspace.take(operand.type.size * ITEM_BYTES[wanted.dtype]),
+                    wanted.strides,
+                )
+            )
+        num_inputs = len(step.inputs)
+        for source, target in zip(own[:num_inputs], taken[:num_inputs], strict=True):
+            self._convert("cast", source, target)
+        self._add("attention", Attend(attention, tuple([operand.place for operand in taken]), library))
+        for target, source in zip(own[num_inputs:], taken[num_inputs:], strict=True):
+            self._convert("cast", source, target)
+
+    # The end of a call.
+
+    def _copy(self, each: Copy, kind: str) -> None:
+        if not each.type.size:
+            return
+        source, target = _operand(each.type, each.source), _operand(each.type, each.target)
+        if is_contiguous(each.type.shape, source.strides) and is_contiguous(each.type.shape, target.strides):
+            self._add(kind, Move(source.place, target.place, _num_bytes(each.type)))
+        else:
+            self._convert(kind, source, target)
+
+    def _gather(self) -> tuple[dict[str, Result], int]:
+        offset = DECISION_BYTES + aligned(len(self.flags) * FLAG_BYTES) * bool(self.flags)
+        results = {}
+        for name, (type, layout) in self.plan.results.items():
+            results[name] = Result(type, offset)
+            self._copy(Copy(type, layout, Layout(OUTBOX, offset, contiguous(type.shape))), "result")
+            offset += aligned(_num_bytes(type))
+        return results, offset
+
+    def _finish(self, results: Mapping[str, Result]) -> None:
+        """The decision, and the commits that hang on it."""
+        guard = self.plan.phase.guard
+        decision = None
+        if guard is not None or self.flags:
+            held = Place(OUTBOX, results[guard].offset_bytes) if guard is not None else None
+            decision = Place(OUTBOX, 0)
+            operands = (held, Place(OUTBOX, DECISION_BYTES), decision, Place(HALT))
+            self._add("decide", Kernel(copies.decide(len(self.flags)), operands))
+        dense: list[tuple[Place, Place, int]] = []
+        for each in self.plan.commits:
+            source = _place(each.source)
+            if not each.type.size:
+                continue
+            if is_contiguous(each.type.shape, each.source.strides) and source.offset_bytes % 16 == 0:
+                dense.append((source, _place(each.target), _num_bytes(each.type)))
+            else:
+                self._commit_window(each, decision if guard is not None else None)
+        if dense:
+            self._add("commit", Commit(tuple(dense), decision if guard is not None else None))
+
+    def _commit_window(self, each: Copy, decision: Place | None) -> None:
+        """A proposal that is a window of something."""
+        launch = copies.commit_window(each.type, ITEM_BYTES[each.type.dtype], each.source.strides, each.target.strides)
+        self._add("commit", Kernel(launch, (_place(each.source), _place(each.target), decision)))
+
+
+def _label(node: Node) -> str:
+    """A node's operation and types, for timings."""
+    name = node.attrs["spec"] if node.op == "product" else node.attrs.get("name", node.op)
+    return f"{name} {' '.join([str(v.type) for v in node.inputs])} -> {node.types[0]}"
+
+
+def _place(layout: Layout) -> Place:
+    return Place(layout.buffer, layout.offset_bytes)
+
+
+def _operand(type: TensorType, layout: Layout) -> _Operand:
+    return _Operand(type, _place(layout), layout.strides)
+
+
+@lru_cache(maxsize=4096)
+def _cast(source: TensorType, target: TensorType) -> Node:
+    """A node that stands for a cast which no graph has."""
+    b = Builder()
+    return b.cast(b.input("x", source), target.dtype).node
+
+
+def _num_bytes(type: TensorType) -> int:
+    return type.size * ITEM_BYTES[type.dtype]
+
+
+def _inbox(plan: PhasePlan) -> tuple[dict[str, tuple[TensorType, int]], int]:
+    feeds, offset = {}, 0
+    for name, type in plan.phase.feeds.items():
+        feeds[name] = (type, offset)
+        offset += aligned(_num_bytes(type))
+    return feeds, offset
+
+
+def _cheapest_sides(
+    spec: str, sizes: dict[str, int], x: _Operand, y: _Operand, out: _Operand
+) -> tuple[Gemm, tuple[Strides, Strides, Strides]] | None:
+    """The product with as few bytes packed first as its layouts allow; None if it is none that cuBLASLt has."""
+    if not sizes or 0 in sizes.values():
+        return None
+    try:
+        dense = gemm.packed(spec, sizes)
+    except KeyError:
+        return None
+    own = (x, y, out)
+    subsets = [chosen for count in range(4) for chosen in combinations(range(3), count)]
+    subsets.sort(key=lambda chosen: sum([_num_bytes(own[i].type) for i in chosen]))
+    for chosen in subsets:
+        strides = [dense[i] if i in chosen else own[i].strides for i in range(3)]
+        found = gemm.find(spec, sizes, strides[0], strides[1], strides[2], x.type.dtype, out.type.dtype)
+        if found is not None:
+            return found, (strides[0], strides[1], strides[2])
+    return None

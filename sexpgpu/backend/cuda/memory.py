@@ -1,0 +1,62 @@
+"""One allocation for all that an opened plan holds, and where each buffer lies in it.
+
+Flow: `session` asks for the layout, allocates its length once, and turns places into addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sexpgpu.backend.cuda.lowering import HALT, OUTBOX, WORKSPACE, Commit, Lowered
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Array, Context
+from sexpgpu.ir.program import SLOT
+from sexpgpu.plan.layout import ARENA, constant_strides
+from sexpgpu.plan.memory import ProgramPlan
+
+INBOX, TABLES = "inbox", "tables"
+REGION_BYTES = 256
+"""Of every buffer's start: what libraries and wide accesses may count on."""
+HALT_BYTES = 64
+TABLE_ENTRY_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """Offsets of buffers from the start of the allocation, and its length."""
+
+    starts: Mapping[str, int]
+    num_bytes: int
+
+
+def regions(plan: ProgramPlan, phases: Sequence[Lowered], constants: Sequence[Array]) -> Regions:
+    """Every buffer of a plan, one after the other."""
+    sizes = {SLOT + slot.name: slot.type.size * plan.profile.item_bytes[slot.type.dtype] for slot in plan.program.slots}
+    sizes |= {f"constant:{i}": array.nbytes for i, array in enumerate(constants)}
+    sizes[TABLES] = sum([TABLE_ENTRY_BYTES * len(commit.copies) for commit in commits(phases)])
+    sizes[INBOX] = max([phase.inbox_bytes for phase in phases], default=0)
+    sizes[OUTBOX] = max([phase.outbox_bytes for phase in phases], default=0)
+    sizes[HALT] = HALT_BYTES
+    sizes[ARENA] = plan.arena_bytes
+    sizes[WORKSPACE] = max([plan.workspace_bytes, *[phase.workspace_bytes for phase in phases]])
+    starts, offset = {}, 0
+    for name, num_bytes in sizes.items():
+        starts[name] = offset
+        offset += -(-num_bytes // REGION_BYTES) * REGION_BYTES
+    return Regions(starts, max(offset, REGION_BYTES))
+
+
+def commits(phases: Iterable[Lowered]) -> list[Commit]:
+    """The commits of all phases, in order."""
+    return [action for phase in phases for action in phase.actions if isinstance(action, Commit)]
+
+
+def constant(node: Node) -> Array:
+    """The bytes of a constant, without what its layout repeats."""
+    array = OPS[node.op].meaning(Context(), node, ())
+    assert isinstance(array, np.ndarray), node
+    once = tuple([slice(0, 1) if stride == 0 else slice(None) for stride in constant_strides(node)])
+    return np.frombuffer(np.ascontiguousarray(np.asarray(array)[once]).tobytes(), np.uint8)

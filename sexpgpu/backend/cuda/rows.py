@@ -1,0 +1,483 @@
+"""Row programs: a composite whose work goes along rows as one kernel, a block to a row.
+
+Flow: `device` asks whether a composite is one when it plans; `lowering` prints it. The body decides: elementwise
+work, reductions along the last axis, one number picked from a row, and sums down the columns as outputs. Each
+reduction is a walk along the row, which makes again what it needs from the inputs; they are in the cache by then.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+
+from sexpgpu.backend.kernels.dialects import CUDA
+from sexpgpu.backend.kernels.flags import flagged
+from sexpgpu.backend.kernels.launch import MULTIPROCESSORS, Launch, kernel
+from sexpgpu.backend.kernels.nest import Nest
+from sexpgpu.backend.kernels.operands import Argument, flag_pointer, workspace_pointer
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.composites import COMPOSITES
+from sexpgpu.ir.graph import Node, Value
+from sexpgpu.ir.opdef import OPS, Work
+from sexpgpu.ir.ops.rules import attr_ints
+from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
+from sexpgpu.plan.arena import aligned
+from sexpgpu.plan.layout import Layout, contiguous
+from sexpgpu.plan.phase import Step
+
+MIN_COLUMNS = 64
+"""Shorter rows leave a block idle; their bodies run step by step."""
+MAX_COLUMN_SUMS = 16
+"""Sums down columns that one thread keeps, of each such output."""
+MAX_THREADS = 1024
+PACK = 4
+BLOCKS = 4 * MULTIPROCESSORS
+"""Where columns are summed: so many blocks share the rows, and leave a partial sum each."""
+
+FULL, ROW, COLUMN, SAME = "full", "row", "column", "same"
+"""What a value of a body is: an element of its own everywhere, one a row, one a column, one for all."""
+
+
+@dataclass(slots=True)
+class Program:
+    """A body understood. levels: how many reductions must be done before a value is known."""
+
+    node: Node
+    shape: tuple[int, ...]
+    kinds: dict[Value, str] = field(default_factory=dict)
+    levels: dict[Value, int] = field(default_factory=dict)
+    reductions: list[Node] = field(default_factory=list)
+    picks: list[Node] = field(default_factory=list)
+    column_sums: list[Node] = field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    @property
+    def num_columns(self) -> int:
+        return self.shape[-1]
+
+    @property
+    def pack(self) -> int:
+        """Neighbours that a thread takes, if the layouts allow."""
+        return PACK if self.num_columns % PACK == 0 else 1
+
+    @property
+    def num_threads(self) -> int:
+        return min(MAX_THREADS, -(-self.num_columns // self.pack // 32) * 32)
+
+    @property
+    def num_blocks(self) -> int:
+        return min(self.num_rows, BLOCKS) if self.column_sums else self.num_rows
+
+
+@lru_cache(maxsize=4096)
+def program_of(node: Node) -> Program | None:
+    """A composite as a row program; None if its body is none, or is elementwise only."""
+    if node.op != "composite" or not node.inputs:
+        return None
+    body = node.bodies[0]
+    shape = max((v.shape for v in node.inputs), key=len)
+    if len(shape) < 2 or shape[-1] < MIN_COLUMNS or 0 in shape:
+        return None
+    program = Program(node, shape)
+    shared = COMPOSITES[str(node.attrs["name"])].shared
+    for i, value in enumerate(body.inputs):
+        kind = COLUMN if i in shared else FULL if value.shape == shape else ROW
+        if value.shape != {COLUMN: shape[-1:], FULL: shape, ROW: shape[:-1]}[kind]:
+            return None
+        program.kinds[value], program.levels[value] = kind, 0
+    for member in body.nodes:
+        if member.op != "input" and not _understand(program, member):
+            return None
+    summed = {member.outputs[0] for member in program.column_sums}
+    used = {v for member in body.nodes for v in member.inputs}
+    columns_held = -(-program.num_columns // (program.num_threads * program.pack)) * program.pack
+    if summed & used or (summed and columns_held > MAX_COLUMN_SUMS):
+        return None
+    outputs = body.output_values
+    if len(set(outputs)) < len(outputs) or any(
+        v not in summed and program.kinds[v] not in (FULL, ROW) for v in outputs
+    ):
+        return None
+    if len(program.picks) > 1 or not (program.reductions or program.column_sums or ROW in program.kinds.values()):
+        return None
+    return program
+
+
+def _understand(program: Program, member: Node) -> bool:
+    """Add what a node of the body makes; False if a row program cannot make it."""
+    if len(member.outputs) != 1 or any(v not in program.kinds for v in member.inputs):
+        return False
+    (made,) = member.outputs
+    work, rank = OPS[member.op].work, len(program.shape)
+    level = max([program.levels[v] for v in member.inputs], default=0)
+    kinds = {program.kinds[v] for v in member.inputs} - {SAME}
+    kind: str | None = None
+    if work is Work.FILL:
+        if member.op == "iota" and made.shape == program.shape[-1:]:
+            kind = COLUMN
+        elif not isinstance(member.attrs.get("value", ()), tuple):
+            kind = SAME
+    elif member.op == "broadcast":
+        kind = _broadcast_kind(program, member)
+    elif work is Work.MAP and not flagged(member):
+        kind = next(iter(kinds)) if len(kinds) == 1 else None
+    elif work is Work.REDUCE and kinds == {FULL} and member.op in ("sum", "max", "min"):
+        axes = attr_ints(member.attrs, "axes")
+        if axes == (rank - 1,):
+            kind, level = ROW, level + 1
+            program.reductions.append(member)
+        elif axes == tuple(range(rank - 1)) and member.op == "sum" and made.dtype == "f32":
+            kind = COLUMN
+            program.column_sums.append(member)
+    elif member.op == "pick" and [program.kinds[v] for v in member.inputs] == [FULL, ROW]:
+        if member.attrs["axis"] == rank - 1:
+            kind = ROW
+            program.picks.append(member)
+    if kind is None:
+        return False
+    program.kinds[made], program.levels[made] = kind, level
+    return True
+
+
+def _broadcast_kind(program: Program, member: Node) -> str | None:
+    kind, rank = program.kinds[member.inputs[0]], len(program.shape)
+    axes, shape = attr_ints(member.attrs, "axes"), member.types[0].shape
+    if kind == SAME:
+        return SAME
+    if shape != program.shape:
+        return None
+    wanted = {ROW: tuple(range(rank - 1)), COLUMN: (rank - 1,)}.get(kind)
+    # Along the row, a number of the row is a number like any other: an element of its own.
+    return FULL if axes == wanted else None
+
+
+# The kernel.
+
+
+def partial_bytes(program: Program) -> list[int]:
+    """The workspaces that hold partial sums of columns."""
+    return [aligned(4 * program.num_blocks * program.num_columns) for _ in program.column_sums]
+
+
+def nodes_of_partials(program: Program) -> list[Node]:
+    """The sums of what the blocks left, one for each output that is a sum of columns."""
+    b = Builder()
+    partials = b.input("partials", TensorType("f32", (program.num_blocks, program.num_columns)))
+    return [b.sum(partials, (0,)).node for _ in program.column_sums]
+
+
+def sums_of_partials(program: Program, places: Sequence[Layout], outputs: Sequence[Layout]) -> list[Step]:
+    """The same as steps, given where the partials begin and the layouts of the composite's outputs."""
+    strides = contiguous((program.num_blocks, program.num_columns))
+    triples = zip(nodes_of_partials(program), program.column_sums, places, strict=True)
+    return [
+        Step(node, (Layout(place.buffer, place.offset_bytes, strides),), (outputs[_output(program, member)],))
+        for node, member, place in triples
+    ]
+
+
+def _output(program: Program, member: Node) -> int:
+    return program.node.bodies[0].output_values.index(member.outputs[0])
+
+
+def print_rows(program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Launch:
+    """The kernel: operands are the inputs, the outputs that are no sums of columns, partials, and a flag if any."""
+    return _Printer(program, inputs, outputs).launch()
+
+
+Body = Callable[[dict[Value, str], list[str]], None]
+"""Given the names of values at a column, adds what is done with them to the statements of a walk."""
+
+
+class _Printer:
+    """The text of one row program, part by part."""
+
+    def __init__(self, program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
+        self.program = program
+        body = program.node.bodies[0]
+        self.inputs = dict(zip(body.inputs, inputs, strict=True))
+        summed = {member.outputs[0] for member in program.column_sums}
+        pairs = zip(body.output_values, outputs, strict=True)
+        self.outputs = {value: x for value, x in pairs if value not in summed}
+        self.operands: dict[Value, Argument] = {**self.inputs}
+        self.names = {value: f"x{i}" for i, value in enumerate(body.inputs)}
+        self.targets = {value: f"y{i}" for i, value in enumerate(self.outputs)}
+        self.known: dict[Value, str] = {}
+        self.pack = program.pack if self._packs() else 1
+        count = -(-program.num_columns // (program.num_threads * self.pack))
+        self.num_walks = count
+        self.unrolled = count * self.pack <= MAX_COLUMN_SUMS
+
+    def _wide(self) -> list[Argument]:
+        """Operands that a thread reads or writes several neighbours of."""
+        kinds = self.program.kinds
+        read = [x for value, x in self.inputs.items() if kinds[value] in (FULL, COLUMN)]
+        return read + [x for value, x in self.outputs.items() if kinds[value] == FULL]
+
+    def _packs(self) -> bool:
+        return all(
+            x.strides[-1] == 1 and x.aligned and all(stride % self.program.pack == 0 for stride in x.strides[:-1])
+            for x in self._wide()
+        )
+
+    def launch(self) -> Launch:
+        program, kinds = self.program, self.program.kinds
+        pointers = [x.pointer(self.names[value]) for value, x in self.inputs.items()]
+        pointers += [x.pointer(self.targets[value]) for value, x in self.outputs.items()]
+        pointers += [workspace_pointer(i, f"partial{i}", "float") for i in range(len(program.column_sums))]
+        pointers += [flag_pointer()] if program.picks else []
+        strided: dict[str, tuple[int, ...]] = {}
+        for named, table in ((self.names, self.inputs), (self.targets, self.outputs)):
+            for value, x in table.items():
+                if kinds[value] == FULL:
+                    strided[named[value]] = x.strides[:-1]
+                elif kinds[value] == ROW:
+                    strided[named[value]] = x.strides
+        nest = Nest(program.shape[:-1], strided)
+        start, coordinates = nest.start("r")
+        lines = [start] + [f"const i64 o_{name} = {nest.at(name, coordinates)};" for name in strided]
+        for level in range(max(program.levels.values()) + 1):
+            lines += self._row_values(level)
+            lines += self._reductions(level)
+        lines += self._writes()
+        held = [f"float columns{i}[{self.num_walks}][{self.pack}] = {{}};" for i in range(len(program.column_sums))]
+        shared = [
+            f"__shared__ {self._state(member)} shared{i}[{program.num_threads // 32}];"
+            for i, member in enumerate(program.reductions)
+        ]
+        newline = "\n"
+        text = f"""{newline.join([*shared, *held])}
+for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
+{newline.join(lines)}
+}}
+{newline.join([self._leave(i) for i in range(len(program.column_sums))])}"""
+        return kernel("rows", pointers, text, (program.num_blocks, 1, 1), (program.num_threads, 1, 1))
+
+    @staticmethod
+    def _state(member: Node) -> str:
+        return CUDA.fold(member.op, member.inputs[0].dtype).state
+
+    # Numbers of a row.
+
+    def _row_values(self, level: int) -> list[str]:
+        """Values that are one a row and known once `level` reductions are done; every thread computes them."""
+        program, lines = self.program, []
+        for value, kind in program.kinds.items():
+            if kind != ROW or program.levels[value] != level or value in self.known:
+                continue
+            name = f"s{len(self.known)}"
+            if value in self.inputs:
+                text = CUDA.load(value.dtype, f"{self.names[value]}[o_{self.names[value]}]")
+            elif value.node.op == "pick":
+                more, text = self._pick(value.node)
+                lines += more
+            else:
+                text = self._computed(value.node, [self._row_name(v) for v in value.node.inputs])
+            lines.append(f"const {CUDA.registers[value.dtype]} {name} = {text};")
+            self.known[value] = name
+        return lines
+
+    def _row_name(self, value: Value) -> str:
+        return self.known[value] if value in self.known else _literal(_origin(value))
+
+    def _pick(self, member: Node) -> tuple[list[str], str]:
+        """One element of the row; out of range it is the nearest, and flagged."""
+        x, index = member.inputs
+        last, at = self.program.num_columns - 1, f"at{member.id}"
+        chosen = self.known[index]
+        lines = [
+            f"if (threadIdx.x == 0 && ({chosen} < 0 || {chosen} > {last})) raise_flag(flag, r, {chosen});",
+            f"const u32 {at} = (u32)({chosen} < 0 ? 0 : {chosen} > {last} ? {last} : {chosen});",
+        ]
+        made: dict[Value, str] = {}
+        name = self._element(x, at, made, lines, lambda value: self._address(value, at))
+        return lines, name
+
+    # Walks along the row.
+
+    def _address(self, value: Value, column: str) -> str:
+        x, name = self.inputs[value], self.names[value]
+        row = f"o_{name} + " if self.program.kinds[value] == FULL else ""
+        return CUDA.load(value.dtype, f"{name}[{row}(i64){column} * {x.strides[-1]}]")
+
+    def _walk(self, wanted: Sequence[Value], body: Body, before: str = "", after: str = "") -> str:
+        """A loop along the row that makes the values `wanted` at every column."""
+        program, pack = self.program, self.pack
+        read = [v for v in self._needed(wanted) if v in self.inputs and program.kinds[v] in (FULL, COLUMN)]
+        lines = []
+        for value in read:
+            if pack > 1:
+                name, stored = self.names[value], CUDA.storage[value.dtype]
+                row = f"o_{name} + " if program.kinds[value] == FULL else ""
+                lines.append(f"const auto p_{name} = read_pack<{stored}, {pack}>({name} + ({row}c0));")
+        inner: list[str] = []
+        made: dict[Value, str] = {}
+
+        def load(value: Value) -> str:
+            if pack > 1:
+                return CUDA.load(value.dtype, f"p_{self.names[value]}.at[e]")
+            return self._address(value, "c")
+
+        for value in wanted:
+            self._element(value, "c", made, inner, load)
+        body(made, inner)
+        newline = "\n"
+        unroll = "#pragma unroll\n" if self.unrolled else ""
+        return f"""{unroll}for (int k = 0; k < {self.num_walks}; ++k) {{
+const u32 c0 = ((u32)k * {program.num_threads}u + threadIdx.x) * {pack}u;
+if (c0 < {program.num_columns}u) {{
+{newline.join(lines)}
+{before}
+#pragma unroll
+for (int e = 0; e < {pack}; ++e) {{
+const u32 c = c0 + e;
+{newline.join(inner)}
+}}
+{after}
+}}
+}}"""
+
+    def _needed(self, wanted: Sequence[Value]) -> list[Value]:
+        """What the values `wanted` are made of, without numbers of the row, which are known by then."""
+        found: dict[Value, None] = {}
+        stack = list(wanted)
+        while stack:
+            value = stack.pop()
+            if value in found or value in self.known:
+                continue
+            found[value] = None
+            stack += value.node.inputs if value not in self.inputs else ()
+        return list(found)
+
+    def _element(
+        self, value: Value, column: str, made: dict[Value, str], lines: list[str], load: Callable[[Value], str]
+    ) -> str:
+        """The name of a value at one column; statements that make it are added to `lines`."""
+        if value in self.known:
+            return self.known[value]
+        if value in made:
+            return made[value]
+        node = value.node
+        if value in self.inputs:
+            text = load(value)
+        elif OPS[node.op].work is Work.FILL:
+            text = f"({CUDA.registers[value.dtype]}){column}" if node.op == "iota" else _literal(node)
+        elif node.op == "broadcast":
+            made[value] = self._element(node.inputs[0], column, made, lines, load)
+            return made[value]
+        else:
+            text = self._computed(node, [self._element(v, column, made, lines, load) for v in node.inputs])
+        made[value] = f"e{len(made)}_{column}"
+        lines.append(f"const {CUDA.registers[value.dtype]} {made[value]} = {text};")
+        return made[value]
+
+    @staticmethod
+    def _computed(node: Node, names: Sequence[str]) -> str:
+        text = CUDA.expression(node, tuple(names))
+        dtype = node.types[0].dtype
+        return CUDA.load(dtype, CUDA.store(dtype, text)) if dtype == "bf16" else text
+
+    def _reductions(self, level: int) -> list[str]:
+        """One walk for all reductions of values of a level, and their results in every thread."""
+        program = self.program
+        members = [m for m in program.reductions if program.levels[m.inputs[0]] == level]
+        if not members:
+            return []
+        folds = [CUDA.fold(m.op, m.inputs[0].dtype) for m in members]
+        lines = [f"{f.state} a{m.id} = {f.identity};" for m, f in zip(members, folds, strict=True)]
+
+        def fold_in(made: dict[Value, str], inner: list[str]) -> None:
+            for m, f in zip(members, folds, strict=True):
+                inner.append(f"{{ const {f.state} v = {f.lift(made[m.inputs[0]], 'c')}; ")
+                inner.append(f"a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}")
+
+        lines.append(self._walk([m.inputs[0] for m in members], fold_in))
+        for m, f in zip(members, folds, strict=True):
+            number = program.reductions.index(m)
+            lines.append(
+                f"for (int mask = 16; mask; mask >>= 1) {{ const {f.state} v = shuffle_xor(a{m.id}, mask); "
+                f"a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}\n"
+                f"if ((threadIdx.x & 31u) == 0) shared{number}[threadIdx.x >> 5] = a{m.id};"
+            )
+        lines.append("__syncthreads();")
+        for m, f in zip(members, folds, strict=True):
+            number, name = program.reductions.index(m), f"s{len(self.known)}"
+            lines.append(
+                f"a{m.id} = shared{number}[0];\nfor (int w = 1; w < {program.num_threads // 32}; ++w) "
+                f"{{ const {f.state} v = shared{number}[w]; a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}\n"
+                f"const {CUDA.registers[m.types[0].dtype]} {name} = {f.result(f'a{m.id}')};"
+            )
+            self.known[m.outputs[0]] = name
+        return [*lines, "__syncthreads();"]
+
+    # What is kept.
+
+    def _writes(self) -> list[str]:
+        program, kinds = self.program, self.program.kinds
+        lines = []
+        for value, x in self.outputs.items():
+            if kinds[value] == ROW:
+                name = self.targets[value]
+                stored = CUDA.store(x.dtype, self.known[value])
+                lines.append(f"if (threadIdx.x == 0) {name}[o_{name}] = {stored};")
+        full = [value for value in self.outputs if kinds[value] == FULL]
+        summed = [member.inputs[0] for member in program.column_sums]
+        if not full and not summed:
+            return lines
+
+        def keep(made: dict[Value, str], inner: list[str]) -> None:
+            for value in full:
+                name, x = self.targets[value], self.outputs[value]
+                place = f"m_{name}.at[e]" if self.pack > 1 else f"{name}[o_{name} + (i64)c * {x.strides[-1]}]"
+                inner.append(f"{place} = {CUDA.store(x.dtype, made[value])};")
+            inner += [f"columns{i}[k][e] += {made[value]};" for i, value in enumerate(summed)]
+
+        before = after = ""
+        if self.pack > 1:
+            named = [(self.targets[value], CUDA.storage[self.outputs[value].dtype]) for value in full]
+            before = " ".join([f"Pack<{stored}, {self.pack}> m_{name};" for name, stored in named])
+            after = " ".join([f"write_pack({name} + (o_{name} + c0), m_{name});" for name, _ in named])
+        lines.append(self._walk([*full, *summed], keep, before, after))
+        return lines
+
+    def _leave(self, number: int) -> str:
+        """The sums of this block's rows, for every column."""
+        program = self.program
+        return f"""#pragma unroll
+for (int k = 0; k < {self.num_walks}; ++k) {{
+#pragma unroll
+for (int e = 0; e < {self.pack}; ++e) {{
+const u32 c = ((u32)k * {program.num_threads}u + threadIdx.x) * {self.pack}u + e;
+if (c < {program.num_columns}u) partial{number}[blockIdx.x * {program.num_columns}u + c] = columns{number}[k][e];
+}}
+}}"""
+
+
+def _origin(value: Value) -> Node:
+    """The constant behind a value that is one for all."""
+    while value.node.op == "broadcast":
+        value = value.node.inputs[0]
+    return value.node
+
+
+def _literal(node: Node) -> str:
+    """A constant, exact to the bit."""
+    number = np.asarray(node.attrs["value"], NUMPY_DTYPES[node.types[0].dtype])
+    raw = number.tobytes()
+    match node.types[0].dtype:
+        case "f32":
+            return f"__uint_as_float({hex(struct.unpack('<I', raw)[0])}u)"
+        case "bf16":
+            return f"from_bf16({hex(struct.unpack('<H', raw)[0])})"
+        case "bool":
+            return "true" if number else "false"
+        case dtype:
+            return f"({CUDA.registers[dtype]}){number}"

@@ -1,0 +1,496 @@
+"""An opened plan on a card: one allocation, one stream, a CUDA graph for each phase.
+
+A call of a phase is: feeds to the inbox, its graph, the outbox (decision, flags, results) to pinned memory. Nothing is
+waited for until somebody asks for the outputs, but in three cases: a call that writes slots unguarded follows one
+that may have reported a fault; a phase in two passes must know its decision; the ring of pinned buffers is full.
+The first call of a phase runs its actions one by one, so that libraries load what they need; the second records them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from sexpgpu.backend.cuda import copies
+from sexpgpu.backend.cuda.attention import Attention, Built, Cudnn
+from sexpgpu.backend.cuda.blas import Blas
+from sexpgpu.backend.cuda.driver import Arguments, Driver, OutOfMemory
+from sexpgpu.backend.cuda.fusion import Group, print_group
+from sexpgpu.backend.cuda.gemm import Gemm
+from sexpgpu.backend.cuda.lowering import (
+    DECISION_BYTES,
+    HALT,
+    OUTBOX,
+    Action,
+    Attend,
+    Commit,
+    Fill,
+    Kernel,
+    Lowered,
+    Move,
+    Place,
+    Printers,
+    Product,
+    lower,
+)
+from sexpgpu.backend.cuda.memory import HALT_BYTES, INBOX, TABLE_ENTRY_BYTES, TABLES, commits, constant, regions
+from sexpgpu.backend.cuda.nvrtc import Compiler
+from sexpgpu.backend.cuda.rows import Program, print_rows
+from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
+from sexpgpu.backend.kernels.launch import Launch
+from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.protocol import Call, Fault, Outputs
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.ir.opdef import Array
+from sexpgpu.ir.program import FEED, SLOT
+from sexpgpu.ir.types import ITEM_BYTES, NUMPY_DTYPES, TensorType
+from sexpgpu.plan.memory import GIB, ProgramPlan
+
+RING = 8
+"""Calls whose outputs may wait in pinned memory."""
+KERNELS_A_MODULE = 12
+"""Kernels compiled together: enough to hide the fixed cost of a compilation, few enough to share the cores."""
+
+Enqueue = Callable[[], None]
+Feeds = Mapping[str, tuple[TensorType, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """What a session works with: the driver, the compiler, the printers, and the libraries."""
+
+    driver: Driver
+    compiler: Compiler
+    printers: Printers
+    blas: Blas
+    cudnn: Cudnn | None
+    print_group: Callable[[Group], Launch] = print_group
+    print_rows: Callable[[Program, Sequence[Argument], Sequence[Argument]], Launch] = print_rows
+
+    def attend(self, attention: Attention) -> int | None:
+        """The workspace that cuDNN takes for a graph; None: it refuses it."""
+        built = self.cudnn.build(attention) if self.cudnn is not None else None
+        return built.workspace_bytes if isinstance(built, Built) else None
+
+    def multiplies(self, gemm: Gemm, alignment_bytes: tuple[int, int, int]) -> bool:
+        """Whether cuBLASLt has an algorithm for a product whose A, B and C are aligned so."""
+        return self.blas.prepare(gemm, alignment_bytes) is not None
+
+
+@dataclass(slots=True)
+class _Phase:
+    """A phase, bound to memory. kinds: kind and label of each action. graph: its recording, once there is one."""
+
+    lowered: Lowered
+    actions: list[Enqueue]
+    kinds: list[tuple[str, str]]
+    apply: _Phase | None = None
+    num_runs: int = 0
+    graph: Any = None
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A call that was enqueued; `outputs` once they were read."""
+
+    phase: _Phase
+    event: Any
+    outbox: int
+    outputs: Outputs | None = None
+
+
+@dataclass(slots=True)
+class _Pinned:
+    """One place of the ring: pinned memory for feeds and outputs, an event, and the call that has it now."""
+
+    inbox: int
+    outbox: int
+    event: Any
+    flight: _Flight | None = field(default=None)
+
+
+class _Chunk(Future[tuple[Outputs, ...]]):
+    """Outputs of a chunk: read when asked for."""
+
+    def __init__(self, read: Callable[[], tuple[Outputs, ...]]) -> None:
+        super().__init__()
+        self._read: Callable[[], tuple[Outputs, ...]] | None = read
+
+    def result(self, timeout: float | None = None) -> tuple[Outputs, ...]:
+        read, self._read = self._read, None
+        if read is not None:
+            try:
+                self.set_result(read())
+            except BaseException as error:
+                self.set_exception(error)
+        return super().result(timeout)
+
+
+class CudaSession:
+    """The slots of a program in a card's memory, and its phases as CUDA graphs.
+
+    capture: False runs every call action by action. Raises: E-MEM-003 where the card or the host refuses memory.
+    """
+
+    def __init__(self, plan: ProgramPlan, tools: Toolbox, capture: bool = True) -> None:
+        self.plan = plan
+        self._tools = tools
+        self._driver = tools.driver
+        self._capture = capture
+        self._slots = {slot.name: slot for slot in plan.program.slots}
+        self._driver.use()
+        self._free_before, _ = self._driver.memory()
+        self.lowered = {name: lower(phase, tools) for name, phase in plan.phases.items()}
+        # Both passes of a phase find its feeds where the first has them.
+        self._parts = [
+            (part, phase.feeds) for phase in self.lowered.values() for part in (phase, phase.apply) if part is not None
+        ]
+        parts = [part for part, _ in self._parts]
+        constants = [constant(node) for node in plan.constants]
+        self._regions = regions(plan, parts, constants)
+        self._modules: list[Any] = []
+        try:
+            self._base = self._driver.allocate(self._regions.num_bytes)
+            self._stream = self._driver.stream()
+            self._ring = self._make_ring(parts)
+        except OutOfMemory as error:
+            raise DiagnosticError(self._refused("opening the plan")) from error
+        if tools.cudnn is not None:
+            tools.cudnn.use(self._stream)
+        self._fill_constants(constants)
+        self._fill_tables()
+        self._phases = self._bind()
+        self._next = 0
+        self._driver.synchronize(self._stream)
+
+    # Memory.
+
+    def _make_ring(self, parts: Sequence[Lowered]) -> list[_Pinned]:
+        inbox = max([part.inbox_bytes for part in parts], default=0)
+        outbox = max([part.outbox_bytes for part in parts], default=0)
+        each = max(64, -(-(inbox + outbox) // 64) * 64 + 64)
+        self._pinned = self._driver.allocate_host(RING * each)
+        inbox_bytes = -(-inbox // 64) * 64
+        starts = [self._pinned + i * each for i in range(RING)]
+        return [_Pinned(start, start + inbox_bytes, self._driver.event()) for start in starts]
+
+    def _address(self, place: Place, feeds: Feeds) -> int:
+        buffer, offset = place.buffer, place.offset_bytes
+        if buffer.startswith(FEED):
+            offset += feeds[buffer.removeprefix(FEED)][1]
+            buffer = INBOX
+        return self._base + self._regions.starts[buffer] + offset
+
+    def _write_bytes(self, address: int, data: Array) -> None:
+        if data.nbytes:
+            self._driver.copy_in(address, data.ctypes.data, data.nbytes, self._stream)
+            self._driver.synchronize(self._stream)
+
+    def _fill_constants(self, constants: Sequence[Array]) -> None:
+        for i, array in enumerate(constants):
+            self._write_bytes(self._base + self._regions.starts[f"constant:{i}"], array)
+
+    def _fill_tables(self) -> None:
+        self._tables: dict[int, int] = {}
+        start = self._base + self._regions.starts[TABLES]
+        for part, feeds in self._parts:
+            for commit in commits([part]):
+                rows = [
+                    (self._address(source, feeds), self._address(target, feeds), num_bytes)
+                    for source, target, num_bytes in commit.copies
+                ]
+                self._write_bytes(start, np.array(rows, np.uint64))
+                self._tables[id(commit)] = start
+                start += TABLE_ENTRY_BYTES * len(rows)
+
+    def _refused(self, where: str) -> Diagnostic:
+        free, total = self._driver.memory()
+        parts = ", ".join(f"{name} {num_bytes}" for name, num_bytes in self.plan.parts().items())
+        return Diagnostic(
+            "E-MEM-003",
+            f"the card refused memory while {where}; the run holds {self._regions.num_bytes} bytes "
+            f"({self._regions.num_bytes / GIB:.2f} GiB) and {free} of the card's {total} are free; "
+            f"planned, in bytes: {parts}",
+            help=("find what else uses the card, or plan for less with `SEXPGPU_MEMORY`",),
+        )
+
+    # Actions, bound to addresses.
+
+    def _bind(self) -> dict[str, _Phase]:
+        launches: dict[str, Launch] = {}
+        for part, _ in self._parts:
+            for action in part.actions:
+                for launch in _launches(action):
+                    known = launches.setdefault(launch.name, launch)
+                    assert known.source == launch.source, launch.name
+        functions = self._compile(list(launches.values()))
+
+        def bound(lowered: Lowered, feeds: Feeds) -> _Phase:
+            actions: list[Enqueue] = []
+            kinds: list[tuple[str, str]] = []
+            for action, kind, label in zip(lowered.actions, lowered.kinds, lowered.labels, strict=True):
+                made = self._enqueuers(action, feeds, functions)
+                actions += made
+                kinds += [(kind, label)] * len(made)
+            apply = None if lowered.apply is None else bound(lowered.apply, feeds)
+            return _Phase(lowered, actions, kinds, apply)
+
+        return {name: bound(lowered, lowered.feeds) for name, lowered in self.lowered.items()}
+
+    def _compile(self, launches: Sequence[Launch]) -> dict[str, Any]:
+        ordered = sorted(launches, key=lambda launch: launch.name)
+        groups = [ordered[i : i + KERNELS_A_MODULE] for i in range(0, len(ordered), KERNELS_A_MODULE)]
+        images = self._tools.compiler.compile([self._tools.printers.module_source(group) for group in groups])
+        functions = {}
+        for group, image in zip(groups, images, strict=True):
+            module = self._driver.load(image)
+            self._modules.append(module)
+            for launch in group:
+                functions[launch.name] = self._driver.function(module, launch.name, launch.shared_bytes)
+        return functions
+
+    def _enqueuers(
+        self,
+        action: Action,
+        feeds: Feeds,
+        functions: Mapping[str, Any],
+    ) -> list[Enqueue]:
+        driver, stream = self._driver, self._stream
+
+        def at(place: Place | None) -> int:
+            return 0 if place is None else self._address(place, feeds)
+
+        def launched(launch: Launch, addresses: Sequence[int]) -> Enqueue:
+            function, arguments = functions[launch.name], Arguments(addresses)
+            return partial(driver.launch, function, launch.grid, launch.block, launch.shared_bytes, arguments, stream)
+
+        match action:
+            case Kernel(launch, operands):
+                return [launched(launch, [at(place) for place in operands])]
+            case Commit(pairs, decision):
+                return [launched(copies.commit(len(pairs)), [self._tables[id(action)], at(decision)])]
+            case Move(source, target, num_bytes):
+                return [partial(driver.copy, at(target), at(source), num_bytes, stream)]
+            case Fill(target, byte, num_bytes):
+                return [partial(driver.fill, at(target), byte, num_bytes, stream)]
+            case Product():
+                return self._product(action, at)
+            case Attend(attention, places, library):
+                cudnn = self._tools.cudnn
+                assert cudnn is not None
+                built = cudnn.build(attention)
+                assert isinstance(built, Built), built
+                return [partial(cudnn.enqueue, built, [at(place) for place in places], at(library))]
+
+    def _product(self, product: Product, at: Callable[[Place | None], int]) -> list[Enqueue]:
+        prepared = self._tools.blas.prepare(product.gemm, product.alignment_bytes)
+        assert prepared is not None, product
+        gemm = product.gemm
+        item, out_item = ITEM_BYTES[gemm.dtype], ITEM_BYTES[gemm.out_dtype]
+        found: list[Enqueue] = []
+        for x, y, out in gemm.offsets:
+            first, second = at(product.x) + item * x, at(product.y) + item * y
+            a, b = (second, first) if gemm.swapped else (first, second)
+            c = at(product.out) + out_item * out
+            found.append(partial(self._tools.blas.enqueue, prepared, a, b, c, at(product.library), self._stream))
+        return found
+
+    # The protocol.
+
+    def write(self, slot: str, value: Array) -> None:
+        """Set a slot's contents. Raises ValueError where shape or dtype differ."""
+        type = self._slots[slot].type
+        data = _checked(value, type, f"slot `{slot}`")
+        self._driver.use()
+        self._write_bytes(self._address(Place(SLOT + slot), _NO_FEEDS), data)
+
+    def read(self, slot: str) -> Future[Array]:
+        """A copy of a slot's contents, there at once."""
+        type = self._slots[slot].type
+        found = np.empty(type.shape, NUMPY_DTYPES[type.dtype])
+        self._driver.use()
+        if found.nbytes:
+            source = self._address(Place(SLOT + slot), _NO_FEEDS)
+            self._driver.copy_out(found.ctypes.data, source, found.nbytes, self._stream)
+            self._driver.synchronize(self._stream)
+        future: Future[Array] = Future()
+        future.set_result(found)
+        return future
+
+    def run(self, calls: Sequence[Call]) -> Future[tuple[Outputs, ...]]:
+        """Enqueue `calls` in order; the future reads their outputs when asked.
+
+        Raises: KeyError for a phase that is not there; ValueError where feeds differ from what a phase takes;
+        E-MEM-003 where memory is refused.
+        """
+        self._driver.use()
+        flights: list[_Flight] = []
+        if any(self._needs_halt(self._phases[call.phase]) for call in calls):
+            self._driver.fill(self._base + self._regions.starts[HALT], 0, HALT_BYTES, self._stream)
+        for call in calls:
+            phase = self._phases[call.phase]
+            if not self._may_follow(phase, flights):
+                break
+            try:
+                flights.append(self._enqueue(phase, call.feeds))
+            except OutOfMemory as error:
+                raise DiagnosticError(self._refused(f"phase `{call.phase}`")) from error
+        return _Chunk(partial(self._read_all, flights))
+
+    def peak_bytes(self) -> int:
+        """What this session allocated on the card: all of it at once, when it was opened."""
+        return self._regions.num_bytes
+
+    def device_bytes(self) -> int:
+        """By how much the card's free memory has shrunk since before the plan was opened: libraries and others too."""
+        return self._free_before - self._driver.memory()[0]
+
+    def close(self) -> None:
+        """Give everything back."""
+        self._driver.use()
+        self._driver.synchronize(self._stream)
+        for phase in self._phases.values():
+            for part in (phase, phase.apply):
+                if part is not None and part.graph is not None:
+                    self._driver.end_graph(part.graph)
+        self._phases.clear()
+        for pinned in self._ring:
+            if pinned.flight is not None:
+                self._finish(pinned.flight)
+            self._driver.end_event(pinned.event)
+        for module in self._modules:
+            self._driver.unload(module)
+        self._driver.free_host(self._pinned)
+        self._driver.free(self._base)
+        self._driver.end_stream(self._stream)
+
+    # A call.
+
+    def _needs_halt(self, phase: _Phase) -> bool:
+        return phase.lowered.may_fault or phase.lowered.guard is not None
+
+    def _may_follow(self, phase: _Phase, flights: Sequence[_Flight]) -> bool:
+        """Whether the next call may run: a guarded one sees faults on the card, another must know of none."""
+        if phase.lowered.guard is not None and phase.apply is None:
+            return True
+        return not any(self._finish(flight).faults for flight in flights if flight.phase.lowered.may_fault)
+
+    def _enqueue(self, phase: _Phase, feeds: Mapping[str, Array]) -> _Flight:
+        wanted = phase.lowered.feeds
+        if feeds.keys() != wanted.keys():
+            raise ValueError(f"phase `{phase.lowered.name}` takes {sorted(wanted)}, not {sorted(feeds)}")
+        arrays = {name: _checked(feeds[name], type, f"feed `{name}`") for name, (type, _) in wanted.items()}
+        pinned = self._ring[self._next]
+        self._next = (self._next + 1) % len(self._ring)
+        if pinned.flight is not None:
+            self._finish(pinned.flight)
+        for name, (_, offset) in wanted.items():
+            ctypes.memmove(pinned.inbox + offset, arrays[name].ctypes.data, arrays[name].nbytes)
+        driver, stream, lowered = self._driver, self._stream, phase.lowered
+        if wanted:
+            driver.copy_in(self._base + self._regions.starts[INBOX], pinned.inbox, lowered.inbox_bytes, stream)
+        self._play(phase)
+        driver.copy_out(pinned.outbox, self._base + self._regions.starts[OUTBOX], lowered.outbox_bytes, stream)
+        driver.record(pinned.event, stream)
+        flight = pinned.flight = _Flight(phase, pinned.event, pinned.outbox)
+        if phase.apply is not None and self._finish(flight).committed:
+            self._play(phase.apply)
+            driver.record(pinned.event, stream)
+        return flight
+
+    def _play(self, phase: _Phase) -> None:
+        phase.num_runs += 1
+        if phase.graph is None and self._capture and phase.num_runs > 1 and phase.actions:
+            self._driver.begin_capture(self._stream)
+            try:
+                for enqueue in phase.actions:
+                    enqueue()
+            finally:
+                phase.graph = self._driver.end_capture(self._stream)
+        if phase.graph is not None:
+            self._driver.replay(phase.graph, self._stream)
+            return
+        for enqueue in phase.actions:
+            enqueue()
+
+    # What came back.
+
+    def _read_all(self, flights: Sequence[_Flight]) -> tuple[Outputs, ...]:
+        found: list[Outputs] = []
+        for flight in flights:
+            found.append(self._finish(flight))
+            if found[-1].faults:
+                break
+        return tuple(found)
+
+    def _finish(self, flight: _Flight) -> Outputs:
+        if flight.outputs is not None:
+            return flight.outputs
+        self._driver.wait(flight.event)
+        lowered = flight.phase.lowered
+        raw = np.ctypeslib.as_array((ctypes.c_uint8 * lowered.outbox_bytes).from_address(flight.outbox))
+        results = {}
+        for name, result in lowered.results.items():
+            dtype = NUMPY_DTYPES[result.type.dtype]
+            stop = result.offset_bytes + result.type.size * dtype.itemsize
+            results[name] = raw[result.offset_bytes : stop].copy().view(dtype).reshape(result.type.shape)
+        faults = _faults(lowered, raw)
+        decision = bool(raw[:4].any())
+        flight.outputs = Outputs(results, faults, lowered.guard is None or (decision and not faults))
+        return flight.outputs
+
+    # For reports.
+
+    def time_by_action(self, call: Call) -> list[tuple[str, str, float]]:
+        """Run a call action by action; the kind and label of each action, and its milliseconds between two events."""
+        phase = self._phases[call.phase]
+        driver, stream = self._driver, self._stream
+        self.run([call]).result()
+        marks = [driver.event(timed=True) for _ in range(len(phase.actions) + 1)]
+        driver.record(marks[0], stream)
+        for enqueue, mark in zip(phase.actions, marks[1:], strict=True):
+            enqueue()
+            driver.record(mark, stream)
+        driver.synchronize(stream)
+        times = [driver.elapsed_ms(first, last) for first, last in pairwise(marks)]
+        for mark in marks:
+            driver.end_event(mark)
+        return [(kind, label, ms) for (kind, label), ms in zip(phase.kinds, times, strict=True)]
+
+
+_NO_FEEDS: Feeds = {}
+
+
+def _launches(action: Action) -> list[Launch]:
+    """What must be compiled for an action."""
+    match action:
+        case Kernel(launch, _):
+            return [launch]
+        case Commit(pairs, _):
+            return [copies.commit(len(pairs))]
+        case _:
+            return []
+
+
+def _checked(value: Array, type: TensorType, what: str) -> Array:
+    value = np.asarray(value)
+    if value.shape != type.shape or value.dtype != NUMPY_DTYPES[type.dtype]:
+        raise ValueError(f"{what} is {type}, not {value.dtype} {list(value.shape)}")
+    return np.ascontiguousarray(value)
+
+
+def _faults(lowered: Lowered, raw: Array) -> tuple[Fault, ...]:
+    """The faults of a call, in the order of its steps."""
+    if not lowered.flags:
+        return ()
+    stop = DECISION_BYTES + len(lowered.flags) * FLAG_BYTES
+    records = raw[DECISION_BYTES:stop].view(np.uint32).reshape(-1, 4)
+    found = [(node, read_flag(record)) for node, record in zip(lowered.flags, records, strict=True)]
+    return tuple([Fault(flag_message(node, flag), node.origin) for node, flag in found if flag is not None])

@@ -1,0 +1,232 @@
+"""Contract and Conv: right for every layout and dtype, and slow; what a library takes never comes here.
+
+A product is a tile of 64 x 64 results a block, summed 16 deep through shared memory in the order of the axes.
+Small results, or short sums, take one thread or one warp a result instead. A convolution is one thread a result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from sexpgpu.backend.kernels.dialects import CUDA
+from sexpgpu.backend.kernels.launch import BLOCK, Launch, kernel
+from sexpgpu.backend.kernels.nest import collapse, is_wide, offset, split, unsigned
+from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.ops.contract import letter_sizes, letters
+from sexpgpu.ir.ops.convolution import windows
+from sexpgpu.ir.ops.rules import attr_int
+from sexpgpu.plan.layout import Strides
+
+TILE = 64
+DEPTH = 16
+EACH = 4
+WARP = 32
+SHORT_SUM = 32
+NARROW = 16
+"""Rows or columns of a result below which a tile would be mostly empty."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Letters of one kind as collapsed axes, with the strides of x, y and the result over them."""
+
+    shape: tuple[int, ...]
+    x: Strides
+    y: Strides
+    out: Strides
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+
+def _sum_types(dtype: str) -> tuple[str, str]:
+    """Type of a running sum (integers wrap) and of the result."""
+    return CUDA.unsigned[dtype], CUDA.registers[dtype]
+
+
+def print_product(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple[Launch, ...]:
+    """The kernel of a contraction."""
+    if out.size == 0:
+        return ()
+    x, y = inputs
+    spec = str(node.attrs["spec"])
+    groups = letters(spec)
+    sizes = letter_sizes(spec, x.shape, y.shape)
+
+    def group(names: str) -> _Group:
+        def strides(argument: Argument, side: str) -> Strides:
+            return tuple(argument.strides[side.index(c)] if c in side else 0 for c in names)
+
+        every = [strides(x, groups.x), strides(y, groups.y), strides(out, groups.out)]
+        shape, merged = collapse([sizes[c] for c in names], every)
+        return _Group(shape, *merged)
+
+    batch, rows, columns = group(groups.batch), group(groups.m), group(groups.n)
+    summed = group(groups.k + groups.lone_x + groups.lone_y)
+    wide = is_wide(out.size + TILE, (x.shape, x.strides), (y.shape, y.strides), (out.shape, out.strides))
+    wide = wide or is_wide(summed.size + TILE)
+    pointers = [x.pointer("x"), y.pointer("y"), out.pointer("z")]
+    if min(rows.size, columns.size) < NARROW or summed.size < NARROW:
+        text, grid = _narrow(x, y, out, batch, rows, columns, summed, wide)
+    else:
+        text, grid = _tiled(x, y, out, batch, rows, columns, summed, wide)
+    return (kernel("product", pointers, text, grid),)
+
+
+def _narrow(
+    x: Argument, y: Argument, out: Argument,
+    batch: _Group, rows: _Group, columns: _Group, summed: _Group, wide: bool,
+) -> tuple[str, tuple[int, int, int]]:  # fmt: skip
+    """One thread a result, or one warp where sums are long and the results few."""
+    number = unsigned(wide)
+    total, result = _sum_types(out.dtype)
+    every = [batch, rows, columns]
+    shape = [size for g in every for size in g.shape]
+    lines, names = split("result", shape, "c", wide)
+    inner, places = split("k", summed.shape, "k", wide)
+
+    def at(side: str) -> str:
+        strides = [s for g in (*every, summed) for s in getattr(g, side)]
+        return offset([*names, *places], tuple(strides), wide)
+
+    threads = WARP if summed.size > SHORT_SUM and out.size < 1 << 16 else 1
+    fold = ""
+    if threads > 1:
+        fold = "for (int mask = 16; mask > 0; mask /= 2) sum = sum + shuffle_xor(sum, mask);\nif (lane != 0) return;"
+    where = offset(names, tuple(s for g in every for s in g.out), wide)
+    text = f"""const {number} t = ({number})blockIdx.x * {BLOCK}u + threadIdx.x;
+const {number} result = t / {threads}u, lane = t % {threads}u;
+if (result >= {out.size}u) return;
+{lines}
+{total} sum = 0;
+#pragma unroll 4
+for ({number} k = lane; k < {summed.size}u; k += {threads}u) {{
+{inner}
+sum = sum + ({total}){CUDA.load(x.dtype, f"x[{at('x')}]")} * ({total}){CUDA.load(y.dtype, f"y[{at('y')}]")};
+}}
+{fold}
+z[{where}] = {CUDA.store(out.dtype, f"({result})sum")};"""
+    return text, (-(-out.size * threads // BLOCK), 1, 1)
+
+
+def _tiled(
+    x: Argument, y: Argument, out: Argument,
+    batch: _Group, rows: _Group, columns: _Group, summed: _Group, wide: bool,
+) -> tuple[str, tuple[int, int, int]]:  # fmt: skip
+    number = unsigned(wide)
+    total, result = _sum_types(out.dtype)
+    down, across = -(-rows.size // TILE), -(-columns.size // TILE)
+    tiles = down * across
+    first, places = split(f"(blockIdx.x / {tiles}u)", batch.shape, "b", wide)
+
+    def loading(name: str, argument: Argument, side: str, group: _Group, corner: str) -> str:
+        """Statements that load a tile of one operand, threads side by side along its nearer axis."""
+        strides_sum, strides_own = getattr(summed, side), getattr(group, side)
+        near_sum = min([abs(s) for s in strides_sum if s], default=2**62)
+        near_own = min([abs(s) for s in strides_own if s], default=2**62)
+        by_sum = near_sum < near_own
+        spread = f"e % {DEPTH}u, o = e / {DEPTH}u" if by_sum else f"e / {TILE}u, o = e % {TILE}u"
+        own_lines, own = split("own", group.shape, "m", wide)
+        sum_lines, sums = split("deep", summed.shape, "k", wide)
+        at = offset([*own, *sums], (*strides_own, *strides_sum), wide)
+        return f"""#pragma unroll
+for (int s = 0; s < {TILE * DEPTH // BLOCK}; ++s) {{
+const u32 e = threadIdx.x + s * {BLOCK}u, d = {spread};
+const {number} deep = start + d, own = {corner} + o;
+{total} value = 0;
+if (deep < {summed.size}u && own < {group.size}u) {{
+{own_lines}
+{sum_lines}
+value = {CUDA.load(argument.dtype, f"{name}[{at}]")};
+}}
+tile_{name}[d][o] = value;
+}}"""
+
+    row_lines, row_names = split("row", rows.shape, "m", wide)
+    column_lines, column_names = split("column", columns.shape, "n", wide)
+    where = offset([*row_names, *column_names], (*rows.out, *columns.out), wide)
+    text = f"""__shared__ {total} tile_x[{DEPTH}][{TILE + 1}], tile_y[{DEPTH}][{TILE + 1}];
+{first}
+x += {offset(places, batch.x, wide)};
+y += {offset(places, batch.y, wide)};
+z += {offset(places, batch.out, wide)};
+const {number} top = (blockIdx.x % {tiles}u / {across}u) * {TILE}u, left = (blockIdx.x % {across}u) * {TILE}u;
+const u32 v = threadIdx.x / {TILE // EACH}u * {EACH}u, h = threadIdx.x % {TILE // EACH}u * {EACH}u;
+{total} sum[{EACH}][{EACH}] = {{}};
+for ({number} start = 0; start < {summed.size}u; start += {DEPTH}u) {{
+{loading("x", x, "x", rows, "top")}
+{loading("y", y, "y", columns, "left")}
+__syncthreads();
+#pragma unroll
+for (int d = 0; d < {DEPTH}; ++d) {{
+{total} a[{EACH}], b[{EACH}];
+#pragma unroll
+for (int q = 0; q < {EACH}; ++q) {{ a[q] = tile_x[d][v + q]; b[q] = tile_y[d][h + q]; }}
+#pragma unroll
+for (int p = 0; p < {EACH}; ++p)
+#pragma unroll
+for (int q = 0; q < {EACH}; ++q) sum[p][q] = sum[p][q] + a[p] * b[q];
+}}
+__syncthreads();
+}}
+#pragma unroll
+for (int p = 0; p < {EACH}; ++p)
+#pragma unroll
+for (int q = 0; q < {EACH}; ++q) {{
+const {number} row = top + v + p, column = left + h + q;
+if (row < {rows.size}u && column < {columns.size}u) {{
+{row_lines}
+{column_lines}
+z[{where}] = {CUDA.store(out.dtype, f"({result})sum[p][q]")};
+}}
+}}"""
+    return text, (batch.size * tiles, 1, 1)
+
+
+def print_conv(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple[Launch, ...]:
+    """The kernel of a convolution: each result walks over its taps and channels."""
+    if out.size == 0:
+        return ()
+    x, taps = inputs
+    groups = attr_int(node.attrs, "groups")
+    width, per_group = x.shape[-1] // groups, taps.shape[-1] // groups
+    wide = is_wide(out.size, (x.shape, x.strides), (taps.shape, taps.strides), (out.shape, out.strides))
+    number, signed = unsigned(wide), "i64" if wide else "int"
+    total, result = _sum_types(out.dtype)
+    lines, names = split("t", out.shape, "c", wide)
+    if len(names) == 1:
+        names = ["t"]
+    batch, channel = names[0], names[-1]
+    opened, sources = [], []
+    for axis, w in enumerate(windows(x.shape, taps.shape, node.attrs)):
+        at = f"at{axis}"
+        opened.append(f"for ({signed} tap{axis} = 0; tap{axis} < {w.taps}; ++tap{axis}) {{")
+        opened.append(
+            f"const {signed} {at} = ({signed}){names[axis + 1]} * {w.stride} + tap{axis} * {w.dilation} - {w.low};"
+        )
+        test = f"{at} < 0 || {at} >= {w.spread}"
+        if w.input_dilation > 1:
+            test += f" || {at} % {w.input_dilation} != 0"
+        # What crops cut away is never read; what lies past the padding has no place.
+        opened.append(f"if ({test}) continue;")
+        sources.append(f"({at} / {w.input_dilation})")
+    tap_names = [f"tap{axis}" for axis in range(len(sources))]
+    at_x = offset([batch, *sources, "(group + w)"], x.strides, wide)
+    at_k = offset([*tap_names, "w", channel], taps.strides, wide)
+    text = f"""const {number} t = ({number})blockIdx.x * {BLOCK}u + threadIdx.x;
+if (t >= {out.size}u) return;
+{lines}
+const {signed} group = ({signed})({channel} / {per_group}u) * {width};
+{total} sum = 0;
+{chr(10).join(opened)}
+#pragma unroll 4
+for ({signed} w = 0; w < {width}; ++w)
+sum = sum + ({total}){CUDA.load(x.dtype, f"x[{at_x}]")} * ({total}){CUDA.load(taps.dtype, f"kernel_[{at_k}]")};
+{"}" * len(sources)}
+z[{offset(names, out.strides, wide)}] = {CUDA.store(out.dtype, f"({result})sum")};"""
+    pointers = [x.pointer("x"), taps.pointer("kernel_"), out.pointer("z")]
+    return (kernel("conv", pointers, text, (-(-out.size // BLOCK), 1, 1)),)

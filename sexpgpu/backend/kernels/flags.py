@@ -1,0 +1,58 @@
+"""Flag records: how a kernel tells of a bad index or a division by zero, and how to read one.
+
+A record is 16 bytes, zeroed by the host before the kernels that share it run. Kernels count with an atomic add
+and keep the greatest key with an atomic maximum, so what is left does not depend on the order of threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from sexpgpu.backend.kernels.dialects import CUDA
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Work
+from sexpgpu.ir.ops.rules import attr_int
+
+FLAG_BYTES = 16
+FLAG_WORDS = ("count", "unused", "value", "inverse_place")
+"""The 32-bit words of a record: how many elements were bad, and of the first one, in row-major order of the
+indices (of the result, for a division), its value and 2^32 − 1 less its place. The value is a signed number, kept
+in the range of an i32; the last two words are one 64-bit key. All zero: nothing was bad."""
+
+INDEXED = (Work.GATHER, Work.SCATTER)
+WORD = 0xFFFFFFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """What a record says: how many were bad, the place of the first, and its value."""
+
+    count: int
+    place: int
+    value: int
+
+
+def flagged(node: Node) -> bool:
+    """Whether the kernels of a node take a flag record."""
+    return OPS[node.op].work in INDEXED or node.op in CUDA.faults
+
+
+def read_flag(words: Sequence[int] | np.ndarray) -> Flag | None:
+    """A record's meaning, from its four words; None: nothing was bad."""
+    count, _, value, inverse = (int(w) & WORD for w in words)
+    if not count:
+        return None
+    return Flag(count, WORD - inverse, value - (1 << 32) if value >= 1 << 31 else value)
+
+
+def flag_message(node: Node, flag: Flag) -> str:
+    """The fault as the interpreter words it."""
+    if OPS[node.op].work not in INDEXED:
+        return "division of an integer by zero"
+    indices = node.inputs[1].shape
+    place = [int(p) for p in np.unravel_index(flag.place, indices)] if indices else []
+    at = f" at {place}" if place else ""
+    return f"index {flag.value}{at} is outside 0 to {node.inputs[0].shape[attr_int(node.attrs, 'axis')] - 1}"

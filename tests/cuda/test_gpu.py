@@ -1,0 +1,259 @@
+"""The cuda device on a real card, against the interpreter: `pytest -m cuda`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sexpgpu.ir.ops  # noqa: F401
+from sexpgpu.backend.cpu.device import CpuDevice
+from sexpgpu.backend.cuda import session as sessions
+from sexpgpu.backend.cuda.device import CudaDevice, open_cuda
+from sexpgpu.backend.cuda.session import CudaSession
+from sexpgpu.backend.protocol import Budget, Call, Device, Outputs
+from sexpgpu.diagnostics import DiagnosticError
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.composites import make
+from sexpgpu.ir.evaluate import evaluate
+from sexpgpu.ir.graph import Graph
+from sexpgpu.ir.opdef import Array
+from sexpgpu.ir.program import Phase, Program, Slot
+from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
+from sexpgpu.lang.load import load_experiment
+from sexpgpu.plan.layout import ARENA
+from sexpgpu.train.loop import Stepper
+from sexpgpu.train.phases import assemble
+from tests.backend.random_programs import random_program, reference_call
+from tests.backend.test_cpu_ops import CASES, values
+
+pytestmark = pytest.mark.cuda
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NO_SCHEDULE = Builder().graph("schedule", [])
+TOLERANCE = {"bf16": 1e-2, "f32": 3e-5, "f64": 1e-10}
+
+
+@pytest.fixture(scope="session")
+def card() -> CudaDevice:
+    return open_cuda("")
+
+
+@pytest.fixture(scope="session")
+def uncaptured(card: CudaDevice) -> CudaDevice:
+    return CudaDevice(card.tools, card.without_cudnn, capture=False)
+
+
+def poison(session: CudaSession) -> None:
+    """Fill the arena with NaN."""
+    driver, starts = session._driver, session._regions.starts
+    if session.plan.arena_bytes:
+        driver.fill(session._base + starts[ARENA], 0xFF, session.plan.arena_bytes, session._stream)
+
+
+def close_to(found: Array, wanted: Array, dtype: str, message: str = "") -> None:
+    tolerance = TOLERANCE.get(dtype, 0.0)
+    found, wanted = (np.asarray(x).astype(np.float64) for x in (found, wanted))
+    np.testing.assert_allclose(found, wanted, tolerance, tolerance, err_msg=message)
+
+
+# Operations.
+
+
+def sample_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
+    b = Builder()
+    inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(sample.types)]
+    node = b.node(name, inputs, sample.attrs)
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    feeds = {f"x{i}": values(sample, i, rng) for i in range(len(inputs))}
+    return b.graph("p", [(f"result:y{i}", v) for i, v in enumerate(node.outputs)], inputs), feeds
+
+
+@pytest.fixture(scope="module")
+def samples(card: CudaDevice) -> Iterator[CudaSession]:
+    """Every sample of every operation as a phase of one program, compiled together."""
+    phases = []
+    for case in CASES:
+        graph, _ = sample_graph(*case.values)  # type: ignore[arg-type]
+        phases.append(Phase(str(case.id), graph))
+    session = card.open(card.plan(Program((), tuple(phases), NO_SCHEDULE), Budget()))
+    yield session
+    session.close()
+
+
+@pytest.mark.parametrize("phase, name, sample", [pytest.param(str(c.id), *c.values, id=str(c.id)) for c in CASES])
+def test_sample(phase: str, name: str, sample: Any, samples: CudaSession) -> None:
+    graph, feeds = sample_graph(name, sample)
+    flagged: list[str] = []
+    given = {f"feed:{key}": array for key, array in feeds.items()}
+    expected = evaluate(graph, given, flag=lambda node, message: flagged.append(message))
+    first: Outputs | None = None
+    for _ in range(3):
+        poison(samples)
+        (outputs,) = samples.run([Call(phase, feeds)]).result()
+        assert [fault.message for fault in outputs.faults] == list(dict.fromkeys(flagged))
+        for output, found in outputs.results.items():
+            wanted = expected[f"result:{output}"]
+            assert found.dtype == wanted.dtype and found.shape == wanted.shape
+            close_to(found, wanted, next(t for t, d in NUMPY_DTYPES.items() if d == wanted.dtype), output)
+            if first is not None:
+                assert found.tobytes() == first.results[output].tobytes(), "a replay gives the same bits"
+        first = first or outputs
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_random_program(seed: int, card: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "KERNELS_A_MODULE", 4)
+    program, contents, feeds = random_program(seed)
+    session = card.open(card.plan(program, Budget()))
+    for name, array in contents.items():
+        session.write(name, array)
+    for _ in range(3):
+        for phase in program.phases:
+            expected = reference_call(phase, contents, feeds[phase.name])
+            poison(session)
+            (outputs,) = session.run([Call(phase.name, feeds[phase.name])]).result()
+            assert not outputs.faults
+            for name, array in expected.items():
+                np.testing.assert_allclose(outputs.results[name], array, 1e-4, 1e-5, err_msg=name)
+            for name, array in contents.items():
+                np.testing.assert_allclose(session.read(name).result(), array, 1e-4, 1e-5, err_msg=name)
+                session.write(name, array)
+    session.close()
+
+
+@pytest.mark.parametrize(
+    "depth, causal, packed", [(64, True, True), (64, False, False), (32, True, True), (128, True, False)]
+)
+def test_attention(depth: int, causal: bool, packed: bool, card: CudaDevice) -> None:
+    """Forward and backward by cuDNN, on windows of one packed projection, against the composites' bodies in f32."""
+    batch, heads, time = 2, 3, 128
+    b = Builder()
+    shape = (batch, heads, time, depth)
+    if packed:
+        qkv = b.input("feed:qkv", TensorType("bf16", (batch, time, 3, heads, depth)))
+        parts = [
+            b.op("slice", qkv, starts=(0, 0, i, 0, 0), stops=(batch, time, i + 1, heads, depth), steps=(1,) * 5)
+            for i in range(3)
+        ]
+        q, k, v = (b.transpose(b.reshape(p, (batch, time, heads, depth)), (0, 2, 1, 3)) for p in parts)
+    else:
+        q, k, v = (b.input(f"feed:{name}", TensorType("bf16", shape)) for name in "qkv")
+    g = b.input("feed:g", TensorType("f32", shape))
+    out, sums = make(b, "attention", (q, k, v), causal=causal, scale=depth**-0.5).outputs
+    gradients = make(b, "attention-gradient", (q, k, v, out, sums, g), causal=causal, scale=depth**-0.5).outputs
+    names = ("out", "sums", "dq", "dk", "dv")
+    graph = b.graph("p", [(f"result:{n}", x) for n, x in zip(names, (out, sums, *gradients), strict=True)])
+    phase = Phase("p", graph)
+    rng = np.random.default_rng(0)
+    feeds = {n: rng.normal(size=t.shape).astype(NUMPY_DTYPES[t.dtype]) for n, t in phase.feeds.items()}
+    session = card.open(card.plan(Program((), (phase,), NO_SCHEDULE), Budget()))
+    assert session.lowered["p"].kinds.count("attention") == 2
+    found = [session.run([Call("p", feeds)]).result()[0].results for _ in range(3)]
+    wanted = evaluate(graph, {f"feed:{n}": x for n, x in feeds.items()}, double=True)
+    for name in names:
+        x, y = found[0][name].astype(np.float64), wanted[f"result:{name}"].astype(np.float64)
+        assert np.linalg.norm(x - y) <= 1e-2 * np.linalg.norm(y), name
+        assert all(again[name].tobytes() == found[0][name].tobytes() for again in found), "the same bits each time"
+    session.close()
+
+
+# Experiments.
+
+
+class Trial:
+    def __init__(self, device: Device, file: str, **options: Any) -> None:
+        experiment = load_experiment(EXAMPLES / file, **options)
+        assembly = assemble(experiment)
+        self.slots = [slot.name for slot in assembly.program.saved]
+        self.session = device.open(device.plan(assembly.program, Budget()))
+        self.stepper = Stepper(experiment, assembly, self.session, experiment.run.steps)
+        self.at = 0
+
+    def losses(self, num_steps: int) -> list[float]:
+        if self.at == 0:
+            self.stepper.initialise()
+        found = []
+        for _ in range(num_steps):
+            self.at += 1
+            found.append(next(iter(self.stepper.step(self.at).values())).loss)
+        return found
+
+    def contents(self) -> dict[str, bytes]:
+        return {name: self.session.read(name).result().tobytes() for name in self.slots}
+
+    def close(self) -> None:
+        self.stepper.close()
+        self.session.close()
+
+
+@pytest.mark.parametrize(
+    "file, options, tolerance",
+    [
+        ("tiny-sgd.sx", {}, 1e-4),
+        ("tiny-adam.sx", {}, 1e-4),
+        ("names-bigram.sx", {}, 1e-4),
+        ("char-gpt.sx", {"variant": "smoke"}, 1e-4),
+        ("gpt2.sx", {"variant": "smoke", "settings": {"precision": "f32"}}, 1e-4),
+        ("gpt2.sx", {"variant": "smoke"}, 5e-3),
+    ],
+    ids=str,
+)
+def test_twenty_losses(file: str, options: Mapping[str, Any], tolerance: float, card: CudaDevice) -> None:
+    found = []
+    for device in (card, CpuDevice()):
+        trial = Trial(device, file, **options)
+        found.append(trial.losses(20))
+        trial.close()
+    np.testing.assert_allclose(found[0], found[1], tolerance)
+
+
+@pytest.mark.parametrize("file", ["char-gpt.sx", "gpt2.sx"])
+def test_bits(file: str, card: CudaDevice, uncaptured: CudaDevice) -> None:
+    """A replay and a call action by action, a second run, and a resumed one, all end with the same bits."""
+    whole = Trial(card, file, variant="smoke")
+    first = whole.losses(3)
+    middle = {name: whole.session.read(name).result() for name in whole.slots}
+    rest = whole.losses(3)
+    wanted = whole.contents()
+    whole.close()
+    for device in (card, uncaptured):
+        again = Trial(device, file, variant="smoke")
+        assert again.losses(6) == [*first, *rest]
+        assert again.contents() == wanted
+        again.close()
+    resumed = Trial(card, file, variant="smoke")
+    for name, array in middle.items():
+        resumed.session.write(name, array)
+    resumed.at = 3
+    assert resumed.losses(3) == rest
+    assert resumed.contents() == wanted
+    resumed.close()
+
+
+# Memory.
+
+
+def test_memory(card: CudaDevice) -> None:
+    b = Builder()
+    type = TensorType("f32", (1 << 28,))
+    x = b.input("slot:x", type)
+    phase = Phase("p", b.graph("p", [("slot:x", b.add(x, b.constant(1.0, type)))]))
+    program = Program((Slot("x", type, "state"),), (phase,), NO_SCHEDULE)
+    with pytest.raises(DiagnosticError, match="E-MEM-001"):
+        card.plan(program, Budget(1 << 30))
+    plan = card.plan(program, Budget())
+    session = card.open(plan)
+    assert plan.peak_bytes <= session.peak_bytes() <= plan.peak_bytes * 1.01 + (1 << 20)
+    assert session.device_bytes() >= session.peak_bytes()
+    session.close()
+    driver = card.tools.driver
+    hog = driver.allocate(driver.memory()[0] - (1 << 29))
+    with pytest.raises(DiagnosticError, match="E-MEM-003"):
+        card.open(plan)
+    driver.free(hog)
+    card.open(plan).close()
