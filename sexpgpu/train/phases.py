@@ -18,13 +18,11 @@ from dataclasses import dataclass
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Value
 from sexpgpu.ir.program import FEED, RESULT, SLOT, Phase, Program, Slot
-from sexpgpu.ir.stacking import stack_into
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.experiment import DiagnosticRule, Experiment, LeafRule, Objective, Update
 from sexpgpu.lang.trace import SCALAR_F32
 from sexpgpu.transform.autodiff import differentiate
-from sexpgpu.transform.raising import raise_composites
-from sexpgpu.transform.simplify import simplify
+from sexpgpu.transform.passes import FINAL_PASSES, forward_passes, run_passes
 
 CLIP_EPSILON = 1e-6
 """Added to the gradient norm that `:clip` divides by."""
@@ -79,7 +77,7 @@ def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
         for index, objective in enumerate(evaluation.objectives):
             phases.append(_evaluation(f"eval.{evaluation.name}.{index}", objective))
     phases += _generators(experiment, slots)
-    program = Program(tuple(slots.values()), tuple(phases), simplify(experiment.schedule.graph()))
+    program = Program(tuple(slots.values()), tuple(phases), run_passes(experiment.schedule.graph(), FINAL_PASSES))
     return Assembly(program, names, stacking)
 
 
@@ -90,7 +88,7 @@ def optimizer_slot(experiment: Experiment, update: Update, parameter: str, state
 
 
 def _finish(name: str, b: Builder, outputs: Sequence[tuple[str, Value]], guard: str | None = None) -> Phase:
-    return Phase(name, simplify(b.graph(name, outputs)), guard)
+    return Phase(name, run_passes(b.graph(name, outputs), FINAL_PASSES), guard)
 
 
 def _initialise(experiment: Experiment, slots: dict[str, Slot]) -> Phase:
@@ -117,8 +115,8 @@ class _UpdateParts:
         self.update = update
         self.k = stacking
         self.slots = slots
-        self.forward = raise_composites(update.objective.graph)
-        weight = self.forward.output("weight").node
+        self.forward = _forward(update.objective.graph, stacking)
+        weight = update.objective.graph.output("weight").node
         self.unit_weight = weight.op == "constant" and weight.attrs["value"] == 1.0
         self.leaves: list[str] = []
         self.diagnostics: list[tuple[str, str]] = []
@@ -133,7 +131,7 @@ class _UpdateParts:
     def microbatches(self, first: bool) -> Phase:
         """k microbatches: results per microbatch, gradients and folds into their slots."""
         b = Builder()
-        found = _stacked(b, self.forward, self.k)
+        found = _named(b, self.forward)
         value, weight = found["value"], found["weight"]
         outputs = [(RESULT + name, v) for name, v in found.items() if not name.startswith("state:")]
         cotangent = b.op("stop-gradient", weight)
@@ -272,38 +270,23 @@ class _UpdateParts:
         for name, graph in rule.graphs.items():
             if name in trios:
                 p, g, new = trios[name]
-                groups.setdefault(rule.groups[name], []).append(
-                    b.copy(graph, {"p": p, "g": g, "new": new})[0]
-                )
+                groups.setdefault(rule.groups[name], []).append(b.copy(graph, {"p": p, "g": g, "new": new})[0])
         for group, values in groups.items():
-            folded = (
-                b.op("concat", *[b.reshape(v, (1,)) for v in values], axis=0) if len(values) > 1 else None
-            )
-            value = (
-                values[0] if folded is None else _fold_stacked(b, folded, rule.reduce, len(values), mean=True)
-            )
+            folded = b.op("concat", *[b.reshape(v, (1,)) for v in values], axis=0) if len(values) > 1 else None
+            value = values[0] if folded is None else _fold_stacked(b, folded, rule.reduce, len(values), mean=True)
             outputs.append((RESULT + f"diagnostic:{rule.name}:{group}", value))
             self.diagnostics.append((rule.name, group))
 
 
-def _stacked(b: Builder, forward: Graph, k: int) -> dict[str, Value]:
-    """The outputs of `forward` for k microbatches; all have a leading axis of k where k > 1."""
-    names = [name for name, _ in forward.outputs]
-    if k == 1:
-        return dict(zip(names, b.copy(forward), strict=True))
-    inputs: dict[str, Value] = {}
-    batched = []
-    for name, value in zip(forward.input_names, forward.inputs, strict=True):
-        per_microbatch = name.startswith(FEED + "batch.") or name == FEED + "stream"
-        type = TensorType(value.dtype, (k, *value.shape)) if per_microbatch else value.type
-        inputs[name] = b.input(name, type)
-        if per_microbatch:
-            batched.append(name)
-    found = stack_into(b, forward, inputs, batched, k)
-    return {
-        name: v if flag else b.broadcast(v, (k, *v.shape), range(1, v.rank + 1))
-        for name, (v, flag) in found.items()
-    }
+def _forward(graph: Graph, k: int = 1) -> Graph:
+    """A traced graph ready to be differentiated, for k microbatches at once; then every output leads with an axis of k."""
+    own = [n for n in graph.input_names if n.startswith(FEED + "batch.") or n == FEED + "stream"]
+    return run_passes(graph, forward_passes(k, own))
+
+
+def _named(b: Builder, graph: Graph) -> dict[str, Value]:
+    """The outputs of `graph`, copied into `b`, by name."""
+    return dict(zip([name for name, _ in graph.outputs], b.copy(graph), strict=True))
 
 
 def _sum_of(b: Builder, value: Value) -> Value:
@@ -336,12 +319,9 @@ def _scaled(b: Builder, g: Value, factor: Value | None) -> Value:
 
 
 def _evaluation(name: str, objective: Objective) -> Phase:
-    graph = raise_composites(objective.graph)
     b = Builder()
-    names = [n for n, _ in graph.outputs]
-    outputs = [
-        (RESULT + n, v) for n, v in zip(names, b.copy(graph), strict=True) if not n.startswith("state:")
-    ]
+    found = _named(b, _forward(objective.graph))
+    outputs = [(RESULT + n, v) for n, v in found.items() if not n.startswith("state:")]
     return _finish(name, b, outputs)
 
 
@@ -354,15 +334,13 @@ def _generators(experiment: Experiment, slots: dict[str, Slot]) -> list[Phase]:
                 slots[slot] = Slot(slot, type, "carry", initialised=False)
         b = Builder()
         outputs: list[tuple[str, Value]] = []
-        for (slot, _), value in zip(
-            generator.carries, b.copy(raise_composites(generator.start)), strict=True
-        ):
+        for (slot, _), value in zip(generator.carries, b.copy(_forward(generator.start)), strict=True):
             outputs.append((SLOT + slot if has_trips else RESULT + slot, value))
         phases.append(_finish(f"generate.{generator.name}.start", b, outputs))
         if generator.trip is None:
             continue
         b = Builder()
-        values = b.copy(raise_composites(generator.trip))
+        values = b.copy(_forward(generator.trip))
         outputs = [(SLOT + slot, v) for (slot, _), v in zip(generator.carries, values, strict=False)]
         emitted = values[len(generator.carries) :]
         outputs += [(RESULT + f"emit:{i}", v) for i, v in enumerate(emitted)]

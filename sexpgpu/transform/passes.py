@@ -26,10 +26,8 @@ class Pass:
 
 def forward_passes(k: int, batched: Collection[str]) -> tuple[Pass, ...]:
     """Before differentiation; `batched` names the inputs that each of k microbatches has its own of."""
-    return (
-        Pass("raise", raise_composites),
-        Pass("stack", lambda graph: stack(graph, k, batched)),
-    )
+    raised = Pass("raise", raise_composites)
+    return (raised,) if k == 1 else (raised, Pass("stack", lambda graph: stack(graph, k, batched)))
 
 
 FINAL_PASSES: tuple[Pass, ...] = (Pass("simplify", simplify),)

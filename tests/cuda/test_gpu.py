@@ -30,6 +30,7 @@ from sexpgpu.train.loop import Stepper
 from sexpgpu.train.phases import assemble
 from tests.backend.random_programs import random_program, reference_call
 from tests.backend.test_cpu_ops import CASES, values
+from tests.cuda.test_rows import node_of
 
 pytestmark = pytest.mark.cuda
 
@@ -159,6 +160,43 @@ def test_attention(depth: int, causal: bool, packed: bool, card: CudaDevice) -> 
         x, y = found[0][name].astype(np.float64), wanted[f"result:{name}"].astype(np.float64)
         assert np.linalg.norm(x - y) <= 1e-2 * np.linalg.norm(y), name
         assert all(again[name].tobytes() == found[0][name].tobytes() for again in found), "the same bits each time"
+    session.close()
+
+
+@pytest.mark.parametrize(
+    "name, width, dtype",
+    [
+        ("softmax", 1000, "f32"),
+        ("logsumexp", 50304, "f32"),
+        ("cross-entropy", 50304, "bf16"),
+        ("cross-entropy-gradient", 50304, "bf16"),
+        ("layer-norm", 768, "f32"),
+        ("layer-norm-gradient", 768, "f32"),
+        ("rms-norm", 1023, "f32"),
+        ("rms-norm-gradient", 1024, "f32"),
+    ],
+)
+def test_row_program(name: str, width: int, dtype: str, card: CudaDevice) -> None:
+    composite = node_of(name, (5, 200), width, dtype)
+    b = Builder()
+    inputs = [b.input(f"feed:x{i}", v.type) for i, v in enumerate(composite.inputs)]
+    node = make(b, name, inputs, **{key: v for key, v in composite.attrs.items() if key != "name"})
+    outputs = [(f"result:y{i}", v) for i, v in enumerate(node.outputs)]
+    phase = Phase("p", b.graph("p", outputs, inputs))
+    rng = np.random.default_rng(0)
+    feeds = {}
+    for i, v in enumerate(inputs):
+        made = rng.integers(0, width, v.shape) if v.type.is_integer else np.abs(rng.normal(size=v.shape)) + 0.1
+        feeds[f"x{i}"] = np.asarray(made).astype(NUMPY_DTYPES[v.dtype])
+    session = card.open(card.plan(Program((), (phase,), NO_SCHEDULE), Budget()))
+    assert "rows" in session.lowered["p"].kinds
+    found = [session.run([Call("p", feeds)]).result()[0].results for _ in range(2)]
+    wanted = evaluate(phase.graph, {f"feed:{key}": x for key, x in feeds.items()}, double=True)
+    for output, x in found[0].items():
+        y = wanted[f"result:{output}"].astype(np.float64)
+        limit = 4e-3 if x.dtype == NUMPY_DTYPES["bf16"] else 1e-5
+        assert np.linalg.norm(x.astype(np.float64) - y) <= limit * np.linalg.norm(y), output
+        assert found[1][output].tobytes() == x.tobytes()
     session.close()
 
 

@@ -473,7 +473,7 @@ class _Lowering:
             self._add(kind, Kernel(launch, tuple([places[operand] for operand in launch.operands])))
 
     def _cast_after(self, position: int) -> Step | None:
-        """The next step, if it casts this step's first output to bf16, nothing else reads the f32, and it may be written now."""
+        """The next step, if it casts this one's first output to bf16 and may do so now; nothing else reads the f32."""
         if position + 1 >= len(self.plan.steps):
             return None
         step, after = self.plan.steps[position], self.plan.steps[position + 1]
