@@ -279,7 +279,7 @@ class _UpdateParts:
 
 
 def _forward(graph: Graph, k: int = 1) -> Graph:
-    """A traced graph ready to be differentiated, for k microbatches at once; then every output leads with an axis of k."""
+    """A traced graph ready to be differentiated; for k > 1 microbatches every output leads with an axis of k."""
     own = [n for n in graph.input_names if n.startswith(FEED + "batch.") or n == FEED + "stream"]
     return run_passes(graph, forward_passes(k, own))
 

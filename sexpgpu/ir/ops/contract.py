@@ -19,7 +19,7 @@ import numpy as np
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
 from sexpgpu.ir.opdef import Array, Context, Cost, OpDef, Sample, Stages, Work, bytes_moved, register
-from sexpgpu.ir.ops.move import check_dtype, check_operands, float_gradient
+from sexpgpu.ir.ops.rules import check_dtype, check_operands, float_gradient
 from sexpgpu.ir.types import TensorType, TypeFault
 
 PRODUCT_RESULTS = {"f32": "f32", "bf16": "f32", "f64": "f64", "i32": "i32", "i64": "i64"}
@@ -47,9 +47,7 @@ def letters(spec: str) -> Letters:
     operands, arrow, out = spec.partition("->")
     sides = operands.split(",")
     if not arrow or len(sides) != 2:
-        raise TypeFault(
-            f"`{spec}` is no notation of a product of two operands", help='write it like "ab,bc->ac"'
-        )
+        raise TypeFault(f"`{spec}` is no notation of a product of two operands", help='write it like "ab,bc->ac"')
     x, y = sides
     for side in (x, y, out):
         for letter in side:
@@ -110,9 +108,7 @@ def _type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) ->
     groups = letters(str(attrs["spec"]))
     for operand, side in ((x, groups.x), (y, groups.y)):
         if operand.rank != len(side):
-            raise TypeFault(
-                f"`product` names {len(side)} axes, `{side}`, of {operand}, which has {operand.rank}"
-            )
+            raise TypeFault(f"`product` names {len(side)} axes, `{side}`, of {operand}, which has {operand.rank}")
     sizes = dict(zip(groups.x, x.shape, strict=True))
     for letter, size in zip(groups.y, y.shape, strict=True):
         if sizes.setdefault(letter, size) != size:
@@ -393,9 +389,7 @@ def _gradient(b: Builder, node: Node, g: Value) -> Sequence[Value | None]:
     )
 
 
-def _stacking(
-    b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
-) -> tuple[Value, ...]:
+def _stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
     spec = str(node.attrs["spec"])
     groups = letters(spec)
     fresh = next(c for c in string.ascii_letters if c not in spec)

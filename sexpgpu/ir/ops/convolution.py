@@ -18,8 +18,7 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
 from sexpgpu.ir.opdef import Array, Context, Cost, OpDef, Sample, Work, bytes_moved, register
 from sexpgpu.ir.ops.contract import check_operand_dtypes
-from sexpgpu.ir.ops.move import check_operands, float_gradient
-from sexpgpu.ir.ops.rules import attr_int, attr_ints
+from sexpgpu.ir.ops.rules import attr_int, attr_ints, check_operands, float_gradient
 from sexpgpu.ir.types import TensorType, TypeFault
 
 WINDOW_BYTES = 1 << 24
@@ -75,9 +74,7 @@ def _type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) ->
     x, kernel = types
     dtype = check_operand_dtypes("conv", x, kernel)
     if not 3 <= x.rank <= 5:
-        raise TypeFault(
-            f"`conv` of {x}: a batch axis, one to three spatial axes and a channel axis are needed"
-        )
+        raise TypeFault(f"`conv` of {x}: a batch axis, one to three spatial axes and a channel axis are needed")
     if kernel.rank != x.rank:
         raise TypeFault(f"`conv` of {x} by {kernel}: the kernel has spatial axes, input and output channels")
     for name in PER_AXIS:
@@ -96,9 +93,7 @@ def _type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) ->
     spatial = windows(x.shape, kernel.shape, attrs)
     for axis, w in enumerate(spatial):
         if w.size < 1 or w.taps < 1 or w.padded < w.reach:
-            raise TypeFault(
-                f"`conv` of {x} by {kernel}: the kernel is wider than the padded spatial axis {axis}"
-            )
+            raise TypeFault(f"`conv` of {x} by {kernel}: the kernel is wider than the padded spatial axis {axis}")
     return (TensorType(dtype, (x.shape[0], *(w.places for w in spatial), kernel.shape[-1])),)
 
 
@@ -112,9 +107,7 @@ def _padded(x: Array, spatial: Sequence[Window]) -> Array:
         stop = max(first, min(w.size, (w.padded - 1 - w.low) // w.input_dilation + 1))
         start = w.low + first * w.input_dilation
         source.append(slice(first, stop))
-        target.append(
-            slice(start, start + max(0, (stop - first - 1) * w.input_dilation + 1), w.input_dilation)
-        )
+        target.append(slice(start, start + max(0, (stop - first - 1) * w.input_dilation + 1), w.input_dilation))
         if stop == first:
             target[-1] = slice(0, 0)
     out = np.zeros((x.shape[0], *(w.padded for w in spatial), x.shape[-1]), x.dtype)
@@ -218,9 +211,7 @@ def _gradient(b: Builder, node: Node, g: Value) -> Sequence[Value | None]:
     )
 
 
-def _stacking(
-    b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
-) -> tuple[Value, ...]:
+def _stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
     """k joins the batch if the kernel is shared, the output channels if x is, the groups if none is."""
     x, kernel = inputs
     result = node.types[0].shape
@@ -250,9 +241,7 @@ def _cost(node: Node) -> Cost:
     return Cost(2 * node.types[0].size * math.prod(node.inputs[1].shape[:-1]), bytes_moved(node))
 
 
-def _sample(
-    dtype: str, x: tuple[int, ...], kernel: tuple[int, ...], groups: int = 1, **per_axis: int
-) -> Sample:
+def _sample(dtype: str, x: tuple[int, ...], kernel: tuple[int, ...], groups: int = 1, **per_axis: int) -> Sample:
     defaults = {"stride": 1, "low": 0, "high": 0, "dilation": 1, "input_dilation": 1}
     attrs = {name: (per_axis.get(name, default),) * (len(x) - 2) for name, default in defaults.items()}
     return Sample((TensorType(dtype, x), TensorType(dtype, kernel)), {**attrs, "groups": groups})
@@ -261,8 +250,7 @@ def _sample(
 register(
     OpDef(
         name="conv",
-        doc="x [b, s…, c] read by kernel [k…, c / groups, o] at every `stride`-th place: [b, p…, o], "
-        "f32 out of bf16.",
+        doc="x [b, s…, c] read by kernel [k…, c / groups, o] at every `stride`-th place: [b, p…, o], f32 out of bf16.",
         work=Work.CONV,
         params={
             "stride": "places from one reading to the next, per spatial axis",

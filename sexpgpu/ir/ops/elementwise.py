@@ -13,7 +13,7 @@ import numpy as np
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
 from sexpgpu.ir.opdef import Array, Context, Into, OpDef, Sample, TypeRule, Work, no_gradient, register
-from sexpgpu.ir.ops.rules import map_stacking
+from sexpgpu.ir.ops.rules import Local, float_gradient, map_stacking
 from sexpgpu.ir.types import DTYPES, TensorType, TypeFault
 
 ARITHMETIC = ("f32", "f64", "i32", "i64")
@@ -27,7 +27,6 @@ INTS_34 = TensorType("i32", (3, 4))
 BOOLS_34 = TensorType("bool", (3, 4))
 
 Ufunc = Callable[..., Any]
-Local = Callable[[Builder, Node, Value], Sequence[Value | None]]
 
 
 def _same_type(name: str, arity: int, dtypes: Sequence[str], result: str | None) -> TypeRule:
@@ -63,16 +62,6 @@ def _into(ufunc: Ufunc) -> Into:
     return into
 
 
-def _gradient(local: Local) -> Callable[[Builder, Node, Sequence[Value | None]], Sequence[Value | None]]:
-    def rule(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Sequence[Value | None]:
-        (g,) = cotangents
-        if g is None or not node.types[0].is_float:
-            return (None,) * len(node.inputs)
-        return local(b, node, g)
-
-    return rule
-
-
 def _define(
     name: str,
     doc: str,
@@ -97,7 +86,7 @@ def _define(
             into=into or (_into(ufunc) if isinstance(ufunc, np.ufunc) else None),
             ufunc=ufunc if isinstance(ufunc, np.ufunc) else None,
             stacking=map_stacking,
-            gradient=no_gradient if local is None else _gradient(local),
+            gradient=no_gradient if local is None else float_gradient(local),
             samples=tuple(samples) or tuple(defaults),
         )
     )
@@ -401,7 +390,7 @@ register(
         meaning=lambda ctx, node, inputs: np.where(*inputs),
         into=_where_into,
         stacking=map_stacking,
-        gradient=_gradient(_where_gradient),
+        gradient=float_gradient(_where_gradient),
         samples=(Sample((BOOLS_34, FLOATS_34, FLOATS_34)), Sample((BOOLS_34, INTS_34, INTS_34))),
     )
 )
@@ -435,7 +424,7 @@ register(
         meaning=_cast,
         into=_cast_into,
         stacking=map_stacking,
-        gradient=_gradient(lambda b, n, g: (b.cast(g, n.inputs[0].dtype) if n.inputs[0].type.is_float else None,)),
+        gradient=float_gradient(lambda b, n, g: (b.cast(g, n.inputs[0].dtype) if n.inputs[0].type.is_float else None,)),
         samples=(
             Sample((FLOATS_34,), {"dtype": "i32"}),
             Sample((FLOATS_34,), {"dtype": "bf16"}, differentiable=False),

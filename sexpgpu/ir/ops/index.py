@@ -15,8 +15,16 @@ import numpy as np
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
 from sexpgpu.ir.opdef import Array, Context, Cost, OpDef, Sample, Work, bytes_moved, register
-from sexpgpu.ir.ops.move import check_axis, check_dtype, check_operands, float_gradient, without
-from sexpgpu.ir.ops.rules import attr_int, batch, batch_all
+from sexpgpu.ir.ops.rules import (
+    attr_int,
+    batch,
+    batch_all,
+    check_axis,
+    check_dtype,
+    check_operands,
+    float_gradient,
+    without,
+)
 from sexpgpu.ir.types import INTEGERS, TensorType, TypeFault
 
 FOLDS = ("set", "add", "max", "min")
@@ -50,9 +58,7 @@ def _check_indexing(name: str, x: TensorType, i: TensorType, attrs: Attrs) -> tu
     check_axis(name, x, axis)
     check_dtype(f"the index of {name}", i, INTEGERS)
     if not 0 <= num_batch <= min(axis, i.rank) or x.shape[:num_batch] != i.shape[:num_batch]:
-        raise TypeFault(
-            f"`{name}` of {x} at {i} along axis {axis}: they do not share their first {num_batch} axes"
-        )
+        raise TypeFault(f"`{name}` of {x} at {i} along axis {axis}: they do not share their first {num_batch} axes")
     return _read_shape(x.shape, i.shape, axis, num_batch)
 
 
@@ -74,9 +80,7 @@ def _clamped(ctx: Context, node: Node, i: Array, size: int) -> Array:
 # Reading.
 
 
-def _gather_type(
-    types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]
-) -> tuple[TensorType, ...]:
+def _gather_type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
     check_operands("gather", types, 2)
     x, i = types
     shape = _check_indexing("gather", x, i, attrs)
@@ -175,9 +179,7 @@ def _pick_type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph
     check_axis("pick", x, axis)
     check_dtype("the index of pick", i, INTEGERS)
     if i.shape != without(x.shape, [axis]):
-        raise TypeFault(
-            f"`pick` of {x} along axis {axis} at {i}: the index has the shape of x without that axis"
-        )
+        raise TypeFault(f"`pick` of {x} along axis {axis} at {i}: the index has the shape of x without that axis")
     if x.shape[axis] == 0:
         raise TypeFault(f"`pick` from an empty axis of {x}")
     return (x.with_shape(i.shape),)
@@ -230,9 +232,7 @@ register(
 # Writing.
 
 
-def _scatter_type(
-    types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]
-) -> tuple[TensorType, ...]:
+def _scatter_type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
     check_operands("scatter", types, 3)
     x, i, v = types
     fold = str(attrs["fold"])
@@ -263,9 +263,9 @@ def _write(ctx: Context, node: Node, i: Array, v: Array, out: Array) -> None:
     rows = (table * size + i.reshape(num_tables, 1, per_table)).reshape(-1)
     values = v.reshape(rows.size, width)
     if not inside.all():
-        kept = np.broadcast_to(
-            inside.reshape(num_tables, 1, per_table), (num_tables, num_middle, per_table)
-        ).reshape(-1)
+        kept = np.broadcast_to(inside.reshape(num_tables, 1, per_table), (num_tables, num_middle, per_table)).reshape(
+            -1
+        )
         rows, values = rows[kept], values[kept]
     fold = node.attrs["fold"]
     if fold == "set":
@@ -379,9 +379,7 @@ def _scatter_cost(node: Node) -> Cost:
 
 
 def _scatter_samples() -> tuple[Sample, ...]:
-    def sample(
-        dtype: str, x: tuple[int, ...], i: tuple[int, ...], axis: int, num_batch: int, fold: str
-    ) -> Sample:
+    def sample(dtype: str, x: tuple[int, ...], i: tuple[int, ...], axis: int, num_batch: int, fold: str) -> Sample:
         v = _read_shape(x, i, axis, num_batch)
         types = (TensorType(dtype, x), TensorType("i32", i), TensorType(dtype, v))
         return Sample(types, {"axis": axis, "batch": num_batch, "fold": fold}, (None, (-1, x[axis]), None))

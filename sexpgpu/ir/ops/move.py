@@ -18,7 +18,6 @@ from sexpgpu.ir.opdef import (
     Array,
     Context,
     Cost,
-    GradientRule,
     Meaning,
     OpDef,
     Sample,
@@ -27,10 +26,22 @@ from sexpgpu.ir.opdef import (
     bytes_moved,
     register,
 )
-from sexpgpu.ir.ops.rules import attr_int, attr_ints, attr_shape, batch_all
+from sexpgpu.ir.ops.rules import (
+    Local,
+    attr_int,
+    attr_ints,
+    attr_shape,
+    batch_all,
+    check_axis,
+    check_operands,
+    check_per_axis,
+    float_gradient,
+    front,
+    inverse,
+    without,
+)
 from sexpgpu.ir.types import TensorType, TypeFault
 
-Local = Callable[[Builder, Node, Value], Sequence[Value | None]]
 View = Callable[[Array, Node], Array]
 
 F = TensorType("f32", (3, 4))
@@ -39,55 +50,6 @@ H3 = TensorType("bf16", (2, 3, 4))
 I3 = TensorType("i32", (2, 3, 4))
 B = TensorType("bool", (3, 4))
 SCALAR = TensorType("f32", ())
-
-
-def float_gradient(local: Local) -> GradientRule:
-    """A gradient rule of one output: `local` where a cotangent reaches a float result, else nothing."""
-
-    def rule(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Sequence[Value | None]:
-        (g,) = cotangents
-        if g is None or not node.types[0].is_float:
-            return (None,) * len(node.inputs)
-        return local(b, node, g)
-
-    return rule
-
-
-def check_operands(name: str, types: Sequence[TensorType], count: int) -> None:
-    """Raises TypeFault E-CALL-002 unless there are `count` operands."""
-    if len(types) != count:
-        raise TypeFault(f"`{name}` takes {count} operand{'s' * (count != 1)}, not {len(types)}", "E-CALL-002")
-
-
-def check_dtype(name: str, type: TensorType, dtypes: Sequence[str]) -> None:
-    """Raises TypeFault E-TYPE-001 unless `type` has one of `dtypes`."""
-    if type.dtype not in dtypes:
-        help = "cast it to f32 first" if type.dtype == "bf16" else ""
-        raise TypeFault(f"`{name}` takes {' or '.join(dtypes)}, not {type.dtype}", "E-TYPE-001", help)
-
-
-def check_axis(name: str, type: TensorType, axis: int) -> None:
-    """Raises TypeFault unless `type` has axis `axis`, counted from 0."""
-    if not 0 <= axis < type.rank:
-        raise TypeFault(f"`{name}` along axis {axis} of {type}, which has {type.rank} axes")
-
-
-def check_per_axis(name: str, type: TensorType, attrs: Attrs, *names: str) -> None:
-    """Raises TypeFault unless each named attribute has one number for each axis of `type`."""
-    for attr in names:
-        numbers = attr_ints(attrs, attr)
-        if len(numbers) != type.rank:
-            raise TypeFault(f"`{name}` of {type} needs {type.rank} {attr}, not {len(numbers)}")
-
-
-def without(numbers: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
-    """`numbers` without the positions `axes`."""
-    return tuple(n for i, n in enumerate(numbers) if i not in set(axes))
-
-
-def front(value: int, numbers: Sequence[int]) -> tuple[int, ...]:
-    """An attribute with one number per axis, of the same operation with a leading axis."""
-    return (value, *numbers)
 
 
 def _move_cost(node: Node) -> Cost:
@@ -147,9 +109,7 @@ def _define(
         except ValueError:
             return ((partial(into, ctx, node, inputs, outs),),)
 
-    def stacking(
-        b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
-    ) -> tuple[Value, ...]:
+    def stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
         return b.node(name, batch_all(b, inputs, batched, k), stacked(node, k)).outputs
 
     register(
@@ -202,11 +162,6 @@ def _transpose_type(x: TensorType, attrs: Attrs) -> TensorType:
     return x.with_shape(tuple(x.shape[p] for p in perm))
 
 
-def inverse(perm: Sequence[int]) -> tuple[int, ...]:
-    """The permutation that undoes `perm`."""
-    return tuple(sorted(range(len(perm)), key=lambda i: perm[i]))
-
-
 _define(
     "transpose",
     "x with its axes in the order `perm`: axis i of the result is axis perm[i] of x.",
@@ -231,9 +186,7 @@ def _broadcast_type(x: TensorType, attrs: Attrs) -> TensorType:
     if min((0, *shape)) < 0:
         raise TypeFault(f"`broadcast` of {x} to {out}: a size is negative")
     if len(axes) != x.rank or any(a >= b for a, b in pairwise(axes)):
-        raise TypeFault(
-            f"`broadcast` places the axes of {x} at {list(axes)}: one increasing place for each is needed"
-        )
+        raise TypeFault(f"`broadcast` places the axes of {x} at {list(axes)}: one increasing place for each is needed")
     for axis, place in enumerate(axes):
         if not 0 <= place < len(shape) or shape[place] != x.shape[axis]:
             raise TypeFault(f"`broadcast` of {x} to {out}: axis {axis} does not fit at {place}")
@@ -403,9 +356,7 @@ register(
 )
 
 
-def _concat_rule(
-    types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]
-) -> tuple[TensorType, ...]:
+def _concat_rule(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
     if not types:
         raise TypeFault("`concat` of nothing", "E-CALL-002")
     first, axis = types[0], attr_int(attrs, "axis")
@@ -438,9 +389,7 @@ def _concat_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
 def _concat_stacking(
     b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
 ) -> tuple[Value, ...]:
-    return b.node(
-        "concat", batch_all(b, inputs, batched, k), {"axis": attr_int(node.attrs, "axis") + 1}
-    ).outputs
+    return b.node("concat", batch_all(b, inputs, batched, k), {"axis": attr_int(node.attrs, "axis") + 1}).outputs
 
 
 register(

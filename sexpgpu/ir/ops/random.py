@@ -29,8 +29,7 @@ from sexpgpu.ir.opdef import (
     no_gradient,
     register,
 )
-from sexpgpu.ir.ops.move import check_dtype, check_operands
-from sexpgpu.ir.ops.rules import attr_int, attr_shape, batch
+from sexpgpu.ir.ops.rules import attr_int, attr_shape, batch, check_dtype, check_operands
 from sexpgpu.ir.types import TensorType, TypeFault
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -162,22 +161,16 @@ def _prepare(draw: Draw) -> Prepare:
     return prepare
 
 
-def _draw_all(
-    draw: Draw, ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]
-) -> None:
+def _draw_all(draw: Draw, ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequence[Array]) -> None:
     np.copyto(outs[0], _meaning(draw)(ctx, node, inputs))
 
 
-def _draw_part(
-    draw: Draw, node: Node, keys: Array, trips: Array, row: int, start: int, out: Array
-) -> None:
+def _draw_part(draw: Draw, node: Node, keys: Array, trips: Array, row: int, start: int, out: Array) -> None:
     place = np.unravel_index(row, trips.shape) if trips.ndim else ()
     _fill(out, draw, int(keys[row]), int(trips[place]), attr_int(node.attrs, "site"), start // 4)
 
 
-def _stacking(
-    b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
-) -> tuple[Value, ...]:
+def _stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
     stream, trip = inputs
     streams = node.inputs[0].shape
     if batched[1] and trip.rank == 1:

@@ -28,8 +28,10 @@ from sexpgpu.ir.opdef import (
     no_gradient,
     register,
 )
-from sexpgpu.ir.ops.move import (
+from sexpgpu.ir.ops.rules import (
     Local,
+    attr_int,
+    attr_ints,
     check_axis,
     check_dtype,
     check_operands,
@@ -37,7 +39,6 @@ from sexpgpu.ir.ops.move import (
     inverse,
     without,
 )
-from sexpgpu.ir.ops.rules import attr_int, attr_ints
 from sexpgpu.ir.types import TensorType, TypeFault
 
 ARITHMETIC = ("f32", "f64", "i32", "i64")
@@ -373,9 +374,7 @@ def _cummax_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     setter = b.op("cummax", b.op("concat", first, b.where(sets, places, zeros), axis=axis), axis=axis)
     perm = (*(i for i in range(x.rank) if i != axis), axis)
     g_last, setter_last = b.transpose(g, perm), b.transpose(setter, perm)
-    spread = b.op(
-        "scatter", b.like(0.0, g_last), setter_last, g_last, axis=x.rank - 1, batch=x.rank - 1, fold="add"
-    )
+    spread = b.op("scatter", b.like(0.0, g_last), setter_last, g_last, axis=x.rank - 1, batch=x.rank - 1, fold="add")
     return (b.transpose(spread, inverse(perm)),)
 
 

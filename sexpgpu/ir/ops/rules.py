@@ -1,11 +1,16 @@
-"""Pieces that the rules of several families share: reading attributes, moving batch axes to the front."""
+"""Pieces that the rules of several families share: attributes, checks of operands, gradients of floats, batch axes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Attrs, Node, Value
+from sexpgpu.ir.opdef import GradientRule
+from sexpgpu.ir.types import TensorType, TypeFault
+
+Local = Callable[[Builder, Node, Value], Sequence[Value | None]]
+"""A gradient rule of one output whose cotangent is there."""
 
 
 def attr_ints(attrs: Attrs, name: str) -> tuple[int, ...]:
@@ -42,3 +47,57 @@ def batch_all(b: Builder, inputs: Sequence[Value], batched: Sequence[bool], k: i
 def map_stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
     """The stacking rule of an operation that treats elements alike: a leading axis changes nothing."""
     return b.node(node.op, batch_all(b, inputs, batched, k), node.attrs).outputs
+
+
+def float_gradient(local: Local) -> GradientRule:
+    """A gradient rule of one output: `local` where a cotangent reaches a float result, else nothing."""
+
+    def rule(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Sequence[Value | None]:
+        (g,) = cotangents
+        if g is None or not node.types[0].is_float:
+            return (None,) * len(node.inputs)
+        return local(b, node, g)
+
+    return rule
+
+
+def check_operands(name: str, types: Sequence[TensorType], count: int) -> None:
+    """Raises TypeFault E-CALL-002 unless there are `count` operands."""
+    if len(types) != count:
+        raise TypeFault(f"`{name}` takes {count} operand{'s' * (count != 1)}, not {len(types)}", "E-CALL-002")
+
+
+def check_dtype(name: str, type: TensorType, dtypes: Sequence[str]) -> None:
+    """Raises TypeFault E-TYPE-001 unless `type` has one of `dtypes`."""
+    if type.dtype not in dtypes:
+        help = "cast it to f32 first" if type.dtype == "bf16" else ""
+        raise TypeFault(f"`{name}` takes {' or '.join(dtypes)}, not {type.dtype}", "E-TYPE-001", help)
+
+
+def check_axis(name: str, type: TensorType, axis: int) -> None:
+    """Raises TypeFault unless `type` has axis `axis`, counted from 0."""
+    if not 0 <= axis < type.rank:
+        raise TypeFault(f"`{name}` along axis {axis} of {type}, which has {type.rank} axes")
+
+
+def check_per_axis(name: str, type: TensorType, attrs: Attrs, *names: str) -> None:
+    """Raises TypeFault unless each named attribute has one number for each axis of `type`."""
+    for attr in names:
+        numbers = attr_ints(attrs, attr)
+        if len(numbers) != type.rank:
+            raise TypeFault(f"`{name}` of {type} needs {type.rank} {attr}, not {len(numbers)}")
+
+
+def without(numbers: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
+    """`numbers` without the positions `axes`."""
+    return tuple(n for i, n in enumerate(numbers) if i not in set(axes))
+
+
+def front(value: int, numbers: Sequence[int]) -> tuple[int, ...]:
+    """An attribute with one number per axis, of the same operation with a leading axis."""
+    return (value, *numbers)
+
+
+def inverse(perm: Sequence[int]) -> tuple[int, ...]:
+    """The permutation that undoes `perm`."""
+    return tuple(sorted(range(len(perm)), key=lambda i: perm[i]))

@@ -1,0 +1,140 @@
+"""Composites as row programs: which ones are, and their kernels executed on the CPU against the interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sexpgpu.ir.ops  # noqa: F401
+from sexpgpu.backend.cuda import rows
+from sexpgpu.backend.cuda.rows import partial_bytes, print_rows, program_of, sums_of_partials
+from sexpgpu.backend.kernels.cuda import print_step, workspace_bytes
+from sexpgpu.backend.kernels.flags import flag_message, read_flag
+from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.composites import COMPOSITES, make
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import Array, Context
+from sexpgpu.ir.ops.composite import _meaning
+from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
+from sexpgpu.plan.layout import Layout, contiguous
+from tests.kernels.emulator import Placed, Unit, compiler
+
+pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++")
+
+
+def node_of(name: str, rows_: tuple[int, ...], width: int, dtype: str = "f32") -> Node:
+    b = Builder()
+    full, row, column = TensorType(dtype, (*rows_, width)), TensorType("f32", rows_), TensorType("f32", (width,))
+    ids = TensorType("i32", rows_)
+    types = {
+        "softmax": [full],
+        "softmax-gradient": [full, full],
+        "logsumexp": [full],
+        "logsumexp-gradient": [full, row, row],
+        "cross-entropy": [full, ids],
+        "cross-entropy-gradient": [full, ids, row, row],
+        "layer-norm": [full, column, column],
+        "layer-norm-gradient": [full, column, row, row, full],
+        "rms-norm": [full, column],
+        "rms-norm-gradient": [full, column, row, full],
+        "gelu": [full],
+    }[name]
+    params = {"eps": 1e-5} if "eps" in COMPOSITES[name].parameters or "norm" in name else {}
+    return make(b, name, [b.input(f"x{i}", type) for i, type in enumerate(types)], **params)
+
+
+def test_what_is_a_row_program() -> None:
+    for name in ("softmax", "logsumexp-gradient", "cross-entropy", "layer-norm-gradient", "rms-norm"):
+        assert program_of(node_of(name, (3, 4), 128)) is not None, name
+    assert program_of(node_of("gelu", (3, 4), 128)) is None, "elementwise steps are fused with their neighbours"
+    assert program_of(node_of("softmax", (3, 4), 12)) is None, "short rows"
+    assert program_of(node_of("layer-norm-gradient", (3, 4), 50304)) is None, "too many columns to sum in registers"
+    assert program_of(node_of("layer-norm", (128,), 128)) is not None, "as many rows as columns"
+
+
+def run(
+    node: Node, arrays: list[Array], folder: Path, backwards: bool, narrow: bool, padding: int = 0
+) -> tuple[list[Array], list[str]]:
+    program = program_of(node)
+    assert program is not None
+    inputs = []
+    for value, array in zip(node.inputs, arrays, strict=True):
+        strides = contiguous((*value.shape[:-1], value.shape[-1] + padding)) if value.shape else ()
+        inputs.append(Placed(value.type, strides))
+        inputs[-1].array[...] = array
+    types = [t.with_dtype("bf16") if narrow and i == 0 else t for i, t in enumerate(node.types)]
+    outputs = [Placed(type, contiguous(type.shape)) for type in types]
+    around = [placed.others() for placed in outputs]
+    reads = [Argument(("input", i), v.type, p.layout) for i, (v, p) in enumerate(zip(node.inputs, inputs, strict=True))]
+    writes = [Argument(("output", i), t, p.layout) for i, (t, p) in enumerate(zip(types, outputs, strict=True))]
+    launch = print_rows(program, reads, writes)
+    partials = [np.full(n + 16, 0xFF, np.uint8) for n in partial_bytes(program)]
+    places = [x.ctypes.data + -x.ctypes.data % 16 for x in partials]
+    flag = np.zeros(8, np.uint32)
+    at_flag = flag.ctypes.data + -flag.ctypes.data % 16
+    rest = sums_of_partials(program, [Layout("w", 0, ()) for _ in places], [p.layout for p in outputs])
+    launches = [launch, *[each for step in rest for each in print_step(step)]]
+    unit = Unit(launches, folder)
+    known: dict[Any, int] = {("input", i): p.pointer for i, p in enumerate(inputs)}
+    known |= {("output", i): p.pointer for i, p in enumerate(outputs)}
+    known |= {("workspace", i): place for i, place in enumerate(places)} | {("flag", 0): at_flag}
+    unit.run(launch, [known[operand] for operand in launch.operands], backwards)
+    for member, step, place in zip(program.column_sums, rest, places, strict=True):
+        target = outputs[node.bodies[0].output_values.index(member.outputs[0])]
+        raw = [np.zeros(n + 16, np.uint8) for n in workspace_bytes(step)]
+        for each in print_step(step):
+            own = {("input", 0): place, ("output", 0): target.pointer}
+            own |= {("workspace", i): x.ctypes.data + -x.ctypes.data % 16 for i, x in enumerate(raw)}
+            unit.run(each, [own[operand] for operand in each.operands], backwards)
+    assert [placed.others() for placed in outputs] == around, "a byte beside an output was written"
+    start = (at_flag - flag.ctypes.data) // 4
+    found = read_flag(flag[start : start + 4])
+    return [p.array for p in outputs], [] if found is None else [flag_message(program.picks[0], found)]
+
+
+CASES = [
+    ("softmax", (3,), 130, "f32", False, 0),
+    ("softmax-gradient", (2, 3), 128, "f32", False, 0),
+    ("logsumexp", (5,), 64, "f32", False, 0),
+    ("cross-entropy", (2, 3), 4500, "bf16", False, 0),
+    ("cross-entropy", (5,), 67, "f32", False, 3),
+    ("cross-entropy-gradient", (2, 3), 4500, "bf16", False, 0),
+    ("layer-norm", (2, 3), 768, "f32", True, 0),
+    ("layer-norm", (7,), 65, "f32", False, 1),
+    ("layer-norm-gradient", (2, 3), 768, "f32", True, 0),
+    ("layer-norm-gradient", (9,), 70, "f32", False, 0),
+    ("rms-norm", (3,), 96, "f32", True, 4),
+    ("rms-norm-gradient", (5,), 128, "f32", False, 0),
+]
+
+
+@pytest.mark.parametrize("name, rows_, width, dtype, narrow, padding", CASES)
+def test_kernels(
+    name: str, rows_: tuple[int, ...], width: int, dtype: str, narrow: bool, padding: int, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(rows, "BLOCKS", 4)
+    program_of.cache_clear()
+    node = node_of(name, rows_, width, dtype)
+    rng = np.random.default_rng(0)
+    arrays = []
+    for value in node.inputs:
+        made = rng.integers(-1, width + 1, value.shape) if value.type.is_integer else rng.normal(size=value.shape)
+        if name.endswith("norm-gradient") and value.shape == rows_:
+            made = np.abs(made) + 0.5
+        arrays.append(np.asarray(made).astype(NUMPY_DTYPES[value.dtype]))
+    flagged: list[str] = []
+    with np.errstate(all="ignore"):
+        wanted = _meaning(Context(flag=lambda _, message: flagged.append(message)), node, arrays)
+    found, faults = run(node, arrays, tmp_path, False, narrow, padding)
+    again, _ = run(node, arrays, tmp_path / "..", True, narrow, padding)
+    assert faults == list(dict.fromkeys(flagged))
+    for x, y, z in zip(found, wanted, again, strict=True):
+        tolerance = 1e-2 if x.dtype == NUMPY_DTYPES["bf16"] else 3e-5
+        np.testing.assert_allclose(x.astype(np.float64), y.astype(np.float64), tolerance, tolerance)
+        assert x.tobytes() == z.tobytes(), "the order of threads shows"
+    program_of.cache_clear()
