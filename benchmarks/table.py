@@ -30,9 +30,11 @@ def main() -> None:
         ratio = "" if ours is None or r["bench"] == "gpt2" else f"{ours / r['step_ms']:.2f} × as long"
         gib = r["peak_bytes"] / GIB
         print(f"{name:<28}{r['step_ms']:>9.2f}{r['tokens_per_s']:>11,.0f}{r['tflops']:>9.0f}{gib:>7.1f}{ratio:>16}")
+    replays = {r["phase"]: r["ms"] for r in found if r.get("what") == "replay"}
     for r in found:
         if r.get("what") == "parts":
-            print(f"\n{r['phase']}: {r['total_ms']:.2f} ms action by action, {r['launches']} launches")
+            replay = f"{replays[r['phase']]:.2f} ms as a graph, " if r["phase"] in replays else ""
+            print(f"\n{r['phase']}: {replay}{r['total_ms']:.2f} ms action by action, {r['launches']} launches")
             for kind, ms in sorted(r["ms"].items(), key=lambda each: -each[1]):
                 print(f"  {kind:<26}{ms:>9.2f}{r['count'][kind]:>11}")
         if r.get("what") == "start":

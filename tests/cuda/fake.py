@@ -233,8 +233,11 @@ class FakePrinters:
             if self.workspace_bytes(step):
                 ctypes.memset(pointers[num_inputs + num_outputs], 0xFF, self.num_workspace_bytes)
             ctx = Context(flag=lambda node, message: _raise_flag(pointers[-1], message, node))
+            given = [a.copy() for a in arrays[:num_inputs]]
+            if OPS[node.op].work is Work.REDUCE and node.inputs[0].dtype == "bf16" and node.op == "sum":
+                given = [given[0].astype(np.float32)]
             with np.errstate(all="ignore"):
-                found = OPS[node.op].meaning(ctx, node, [a.copy() for a in arrays[:num_inputs]])
+                found = OPS[node.op].meaning(ctx, node, given)
             for made, out in zip(found if isinstance(found, tuple) else (found,), arrays[num_inputs:], strict=True):
                 out[...] = made
 

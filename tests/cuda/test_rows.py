@@ -10,6 +10,7 @@ import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.cuda import rows
+from sexpgpu.backend.cuda.lowering import _sum_of_bf16
 from sexpgpu.backend.cuda.rows import partial_bytes, print_rows, program_of, sums_of_partials
 from sexpgpu.backend.kernels.cuda import print_step, workspace_bytes
 from sexpgpu.backend.kernels.flags import flag_message, read_flag
@@ -21,6 +22,7 @@ from sexpgpu.ir.opdef import Array, Context
 from sexpgpu.ir.ops.composite import _meaning
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import Layout, contiguous
+from sexpgpu.plan.phase import Step
 from tests.kernels.emulator import Placed, Unit, compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++")
@@ -138,3 +140,27 @@ def test_kernels(
         np.testing.assert_allclose(x.astype(np.float64), y.astype(np.float64), tolerance, tolerance)
         assert x.tobytes() == z.tobytes(), "the order of threads shows"
     program_of.cache_clear()
+
+
+@pytest.mark.parametrize("shape, axes", [((40, 70), (0,)), ((40, 70), (1,)), ((3, 50, 64), (0, 1)), ((600, 96), (0,))])
+def test_a_sum_of_bf16(shape: tuple[int, ...], axes: tuple[int, ...], tmp_path: Path) -> None:
+    """What a cast to f32 and a sum become: the sum reads bf16, its workspaces are those of the sum of f32."""
+    b = Builder()
+    summed = b.sum(b.input("x", TensorType("f32", shape)), axes).node
+    x, out = (
+        Placed(TensorType("bf16", shape), contiguous(shape)),
+        Placed(summed.types[0], contiguous(summed.types[0].shape)),
+    )
+    x.array[...] = np.random.default_rng(0).normal(size=shape).astype(NUMPY_DTYPES["bf16"])
+    node = _sum_of_bf16(summed, b.input("y", TensorType("bf16", shape)))
+    sizes = workspace_bytes(Step(summed, (x.layout,), (out.layout,)))
+    raw = [np.zeros(n + 16, np.uint8) for n in sizes]
+    launches = print_step(Step(node, (x.layout,), (out.layout,)))
+    unit = Unit(launches, tmp_path)
+    known: dict[Any, int] = {("input", 0): x.pointer, ("output", 0): out.pointer}
+    known |= {("workspace", i): r.ctypes.data + -r.ctypes.data % 16 for i, r in enumerate(raw)}
+    for launch in launches:
+        unit.run(launch, [known[operand] for operand in launch.operands], False)
+    np.testing.assert_allclose(out.array, x.array.astype(np.float64).sum(axes), 1e-5, 1e-4)
+    ends = [(-r.ctypes.data % 16 + n, r) for n, r in zip(sizes, raw, strict=True)]
+    assert not any(r[end:].any() for end, r in ends), "a state was written behind its workspace"

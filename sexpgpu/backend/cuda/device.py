@@ -98,7 +98,11 @@ class CudaDevice:
     def missed(self, node: Node) -> str | None:
         """Why a composite runs by its body; None where a library or a row program takes it whole."""
         if not is_attention(node):
-            return "its body is no row program" if program_of(node) is None else None
+            if program_of(node) is not None:
+                return None
+            works = {OPS[member.op].work for member in node.bodies[0].nodes}
+            folds = works - {Work.INPUT, Work.FILL, Work.MAP, Work.MOVE}
+            return "its body is no row program" if folds else "elementwise, fused with its neighbours"
         against = reason_against(node)
         if against is not None or self.tools.cudnn is None:
             return against or self.without_cudnn

@@ -23,6 +23,7 @@ from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node
+from sexpgpu.ir.graph import Value as IrValue
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.contract import flop_sizes
 from sexpgpu.ir.program import FEED
@@ -308,6 +309,9 @@ class _Lowering:
             num_steps = self._rows(position, program, workspace)
         elif _is_library_product(step.node):
             num_steps = self._product(position, workspace)
+        elif (after := self._reduced_after(position)) is not None:
+            num_steps = 2
+            self._reduce_bf16(step, after, workspace)
         elif fusible(step) and (group := longest_group(self.plan.steps, position)) is not None:
             num_steps = group.num_steps
             self._group(group, workspace)
@@ -329,10 +333,33 @@ class _Lowering:
         self.label = f"{len(group.lines)} operations on {' '.join(reads)} -> {' '.join(writes)}"
         self._add("maps", Kernel(self.tools.print_group(group), tuple([_place(layout) for layout in group.places])))
 
-    def _kernels(self, step: Step, workspace: _Workspace) -> list[Kernel]:
+    def _reduced_after(self, position: int) -> Step | None:
+        """The next step, if it sums what this one casts from bf16, and nothing else reads the cast."""
+        if position + 1 >= len(self.plan.steps):
+            return None
+        step, after = self.plan.steps[position], self.plan.steps[position + 1]
+        if step.node.op != "cast" or after.node.op != "sum" or after.inputs != step.outputs:
+            return None
+        if step.node.inputs[0].dtype != "bf16" or after.node.types[0].dtype != "f32":
+            return None
+        made = value_of(step)
+        # The plan may let the sum lie over the bf16, which it thinks is gone; here other threads still read it.
+        clash = overlap(value_of(after).span, reads_of(step)[0].span)
+        return after if made.layout.buffer == ARENA and _dies(made, after) and not clash else None
+
+    def _reduce_bf16(self, step: Step, after: Step, workspace: _Workspace) -> None:
+        """A sum that reads bf16 as it lies: states and the result are f32, as they are of the cast."""
+        self.label = _label(after.node) + " of bf16"
+        node = _sum_of_bf16(after.node, step.node.inputs[0])
+        sized = Step(after.node, step.inputs, after.outputs)
+        for kernel in self._kernels(Step(node, step.inputs, after.outputs), workspace, sized):
+            self._add("reduce", kernel)
+
+    def _kernels(self, step: Step, workspace: _Workspace, sized: Step | None = None) -> list[Kernel]:
+        """The kernels of a step. sized: the step whose workspaces they take, if that is another."""
         places = {("input", i): _place(layout) for i, layout in enumerate(step.inputs)}
         places |= {("output", i): _place(layout) for i, layout in enumerate(step.outputs)}
-        for i, num_bytes in enumerate(self.tools.printers.workspace_bytes(step)):
+        for i, num_bytes in enumerate(self.tools.printers.workspace_bytes(sized or step)):
             places["workspace", i] = workspace.take(num_bytes)
         launches = self.tools.printers.print_step(step)
         flag_numbers = sorted({number for launch in launches for kind, number in launch.operands if kind == "flag"})
@@ -480,8 +507,7 @@ class _Lowering:
         made, type = step.outputs[0], step.node.types[0]
         if after.node.op != "cast" or after.node.types[0].dtype != "bf16" or type.dtype != "f32":
             return None
-        dies = (made.offset_bytes, aligned(_num_bytes(type))) in after.dies
-        if made.buffer != ARENA or after.inputs[0] != made or not dies:
+        if made.buffer != ARENA or after.inputs[0] != made or not _dies(Value(made, type), after):
             return None
         written = value_of(after).span
         others = [Value(layout, t) for layout, t in zip(step.outputs[1:], step.node.types[1:], strict=True)]
@@ -585,6 +611,17 @@ def _cast(source: TensorType, target: TensorType) -> Node:
     """A node that stands for a cast which no graph has."""
     b = Builder()
     return b.cast(b.input("x", source), target.dtype).node
+
+
+def _sum_of_bf16(node: Node, x: IrValue) -> Node:
+    """A sum whose operand is bf16, which the IR does not have: a graph casts it up first."""
+    return Node(node.id, node.op, (x,), node.attrs, node.types, (), node.origin)
+
+
+def _dies(value: Value, step: Step) -> bool:
+    """Whether a range of the arena that holds `value` holds nothing once `step` is done."""
+    _, first, last = value.span
+    return any(start <= first and last <= start + num_bytes for start, num_bytes in step.dies)
 
 
 def _num_bytes(type: TensorType) -> int:
