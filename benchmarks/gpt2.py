@@ -18,6 +18,7 @@ import numpy as np
 
 from sexpgpu.backend.cuda.device import CudaDevice, open_cuda
 from sexpgpu.backend.cuda.session import CudaSession
+from sexpgpu.backend.cuda.traffic import copied_bytes, fewest_bytes, moved_bytes
 from sexpgpu.backend.protocol import Budget, Call
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.program import Phase
@@ -79,7 +80,13 @@ def main() -> None:
     names = ("update.pretrain.first", "update.pretrain.commit")
     for phase in names:
         lowered = session.lowered[phase]
-        emit(what="lowered", phase=phase, actions=len(lowered.actions), kinds=_counts(lowered.kinds))
+        steps = plan.phases[phase]
+        moved = sum(moved_bytes(steps, lowered.regions)) + copied_bytes(steps)
+        fewest = fewest_bytes(steps, lowered.regions)
+        emit(
+            what="lowered", phase=phase, actions=len(lowered.actions), kinds=_counts(lowered.kinds),
+            moved_bytes=moved, fewest_bytes=fewest,
+        )  # fmt: skip
     _time_steps(args, session, phases, schedule, rng, names)
     _time_parts(args, device, session, phases, schedule, rng, names)
     session.close()

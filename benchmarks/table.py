@@ -32,6 +32,9 @@ def main() -> None:
         print(f"{name:<28}{r['step_ms']:>9.2f}{r['tokens_per_s']:>11,.0f}{r['tflops']:>9.0f}{gib:>7.1f}{ratio:>16}")
     replays = {r["phase"]: r["ms"] for r in found if r.get("what") == "replay"}
     for r in found:
+        if r.get("what") == "lowered":
+            moved, fewest = r["moved_bytes"] / 1e9, r["fewest_bytes"] / 1e9
+            print(f"\n{r['phase']}: {moved:.1f} GB moved, {fewest:.1f} at least")
         if r.get("what") == "parts":
             replay = f"{replays[r['phase']]:.2f} ms as a graph, " if r["phase"] in replays else ""
             print(f"\n{r['phase']}: {replay}{r['total_ms']:.2f} ms action by action, {r['launches']} launches")

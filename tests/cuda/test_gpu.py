@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -235,13 +237,21 @@ class Trial:
         ("tiny-sgd.sx", {}, 1e-4),
         ("tiny-adam.sx", {}, 1e-4),
         ("names-bigram.sx", {}, 1e-4),
-        ("char-gpt.sx", {"variant": "smoke"}, 1e-4),
+        ("digits-mlp.sx", {}, 1e-4),
+        ("topics-gpt.sx", {}, 1e-4),
+        ("char-gpt.sx", {}, 1e-4),
         ("gpt2.sx", {"variant": "smoke", "settings": {"precision": "f32"}}, 1e-4),
         ("gpt2.sx", {"variant": "smoke"}, 5e-3),
     ],
     ids=str,
 )
-def test_twenty_losses(file: str, options: Mapping[str, Any], tolerance: float, card: CudaDevice) -> None:
+def test_twenty_losses(
+    file: str, options: Mapping[str, Any], tolerance: float, card: CudaDevice, tmp_path: Path
+) -> None:
+    if file == "digits-mlp.sx":
+        data = tmp_path / "digits.npz"
+        subprocess.run([sys.executable, EXAMPLES / "make_digits.py", data], check=True)
+        options = {"settings": {"digits": str(data)}}
     found = []
     for device in (card, CpuDevice()):
         trial = Trial(device, file, **options)

@@ -18,6 +18,7 @@ from sexpgpu.backend.cuda.blas import DATA_TYPES, WORKSPACE_BYTES, alignment
 from sexpgpu.backend.cuda.fusion import Group, Value, fusible, longest_group, narrowed, overlap, reads_of, value_of
 from sexpgpu.backend.cuda.gemm import Gemm
 from sexpgpu.backend.cuda.rows import Program, nodes_of_partials, partial_bytes, program_of, sums_of_partials
+from sexpgpu.backend.cuda.traffic import Region
 from sexpgpu.backend.kernels.flags import FLAG_BYTES
 from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
@@ -172,8 +173,8 @@ class Lowered:
     """A phase as actions.
 
     kinds: of each action, a word for reports and timings; labels: what it is made of. flags: the node behind each
-    fault record. results: where they lie in the outbox. feeds: where each lies in the inbox. apply: what to run where
-    the decision holds.
+    fault record. regions: the steps that were lowered together. results: where they lie in the outbox. feeds: where
+    each lies in the inbox. apply: what to run where the decision holds.
     """
 
     name: str
@@ -187,6 +188,7 @@ class Lowered:
     inbox_bytes: int
     workspace_bytes: int
     guard: str | None
+    regions: tuple[Region, ...] = ()
     apply: Lowered | None = None
 
     @property
@@ -253,6 +255,7 @@ class _Lowering:
     actions: list[Action] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    regions: list[Region] = field(default_factory=list)
     label: str = ""
     flags: list[Node] = field(default_factory=list)
     workspace_bytes: int = 0
@@ -261,7 +264,10 @@ class _Lowering:
         plan = self.plan
         position = 0
         while position < len(plan.steps):
-            position += self._step(position)
+            node = plan.steps[position].node
+            end = position + self._step(position)
+            self.regions.append(Region(position, end, is_attention(node) or _is_library_product(node)))
+            position = end
         self.label = "end of the call"
         for each in plan.saves:
             self._copy(each, "save")
@@ -285,6 +291,7 @@ class _Lowering:
             inbox_bytes=self.inbox_bytes,
             workspace_bytes=max(self.workspace_bytes, apply.workspace_bytes if apply else 0),
             guard=plan.phase.guard,
+            regions=tuple(self.regions),
             apply=apply,
         )
 

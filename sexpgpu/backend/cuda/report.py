@@ -11,10 +11,12 @@ from dataclasses import dataclass
 
 from sexpgpu.backend.cuda.attention import BACKWARD, FORWARD
 from sexpgpu.backend.cuda.lowering import Attend, Commit, Fill, Kernel, Lowered, Move, Product
+from sexpgpu.backend.cuda.traffic import copied_bytes, fewest_bytes, moved_bytes
 from sexpgpu.ir.graph import Node
 from sexpgpu.plan.memory import ProgramPlan
 
 COLUMN = 24
+GB = 10**9
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,20 @@ def report_lines(report: Report) -> list[str]:
         lines.append(row(phase.name, _counted(phase)))
         if phase.apply is not None:
             lines.append(row("  then, if it holds", _counted(phase.apply)))
-    return [*lines, *_patterns(report)]
+    return [*lines, *_traffic(report), *_patterns(report)]
+
+
+def _traffic(report: Report) -> list[str]:
+    """A row for each phase that a step runs: bytes moved, and the fewest that its library calls and slots need."""
+    lines = []
+    for phase in report.phases:
+        if not phase.name.startswith("update."):
+            continue
+        plan = report.plan.phases[phase.name]
+        moved = sum(moved_bytes(plan, phase.regions)) + copied_bytes(plan)
+        fewest = fewest_bytes(plan, phase.regions)
+        lines.append(row("bytes moved", f"{phase.name}: {moved / GB:.2f} GB, {fewest / GB:.2f} at least"))
+    return lines
 
 
 def _counted(phase: Lowered) -> str:
