@@ -51,7 +51,10 @@ value a place (`sexpgpu.plan.layout`, `sexpgpu.plan.arena`) and adds up the peak
 **9. A device.** `sexpgpu.backend.protocol.Device` plans and opens, `sexpgpu.backend.protocol.Session` runs
 calls and holds the slots; the rest of the package knows no more of devices than these two.
 `sexpgpu.backend.registry.open_device` finds one by name. The cpu is `sexpgpu.backend.cpu.device.CpuDevice`
-and `sexpgpu.backend.cpu.session.CpuSession`: views made once, then a loop over NumPy calls.
+and `sexpgpu.backend.cpu.session.CpuSession`: views made once, then a loop over NumPy calls. An NVIDIA GPU is
+`sexpgpu.backend.cuda.device.CudaDevice`: `sexpgpu.backend.cuda.lowering.lower` turns a phase's steps into
+launches and library calls, `sexpgpu.backend.kernels.cuda.print_step` prints the text of a kernel, and
+`sexpgpu.backend.cuda.session.CudaSession` captures and replays them.
 
 **10. Data.** `sexpgpu.data.dataset.open_dataset` opens what `defdata` names, `sexpgpu.data.views` cuts it
 into rows or windows, and `sexpgpu.data.loader.Loader` answers one question: which rows are batch number m?
