@@ -78,6 +78,11 @@ def device_kinds() -> tuple[str, ...]:
     return tuple(_KINDS)
 
 
+def missing(name: str) -> str:
+    """Why the device called `name` cannot be opened here; empty where a look finds no reason."""
+    return _KINDS[name].why_not()
+
+
 def _available() -> str:
     """What can be opened here, and why the others cannot."""
     return _described(_KINDS)

@@ -31,7 +31,7 @@ def command() -> None:
     from rich.table import Table
 
     from sexpgpu import __version__
-    from sexpgpu.backend.registry import device_kinds, open_device
+    from sexpgpu.backend.registry import device_kinds, missing, open_device
     from sexpgpu.diagnostics import DiagnosticError
 
     console = Console(width=80, highlight=False)
@@ -43,7 +43,7 @@ def command() -> None:
             device = open_device(name)
         except DiagnosticError as error:
             diagnostic = error.diagnostics[0]
-            devices.add_row(name, "no", "\n".join([diagnostic.message, *diagnostic.help]))
+            devices.add_row(name, "no", "\n".join([missing(name) or diagnostic.message, *diagnostic.help]))
             continue
         details = device.details() if isinstance(device, Detailed) else ()
         devices.add_row(name, "yes", "\n".join([device.describe(), *details]))
