@@ -32,7 +32,7 @@ CLIP_EPSILON = 1e-6
 class UpdateNames:
     """What the loop must know of an update's phases.
 
-    leaves: the proposals, in the order of the result `finite`. diagnostics: (rule, group) in the order of the
+    leaves: parameters and states, in the order of the result `finite`. diagnostics: (rule, group) in the order of the
     results `diagnostic:RULE:GROUP`.
     """
 
@@ -183,7 +183,8 @@ class _UpdateParts:
                 seen = b.scale(seen, 1.0 / self.experiment.run.microbatches)
             old = b.input(SLOT + state.name, type)
             new = b.copy(state.using, {"old": old, "seen": seen})[0] if state.using is not None else seen
-            self._guarded(b, state.name, new, outputs, finite)
+            outputs.append((SLOT + state.name, new))
+            self._guard(b, state.name, (new,), finite)
         if finite:
             flags = [b.reshape(flag, (1,)) for flag in finite]
             together = b.op("concat", *flags, axis=0) if len(flags) > 1 else flags[0]
@@ -240,24 +241,24 @@ class _UpdateParts:
             slots[f"state:{state}"] = optimizer_slot(self.experiment, self.update, name, state)
             inputs[f"state:{state}"] = b.input(SLOT + slots[f"state:{state}"], type)
         new = dict(zip([n for n, _ in rule.graph.outputs], b.copy(rule.graph, inputs), strict=True))
-        for key, value in new.items():
-            self._guarded(b, slots[key], value, outputs, finite)
+        outputs += [(SLOT + slots[key], value) for key, value in new.items()]
+        self._guard(b, name, tuple(new.values()), finite)
         return p, g, new["p"]
 
-    def _guarded(
-        self, b: Builder, slot: str, value: Value, outputs: list[tuple[str, Value]], finite: list[Value]
-    ) -> None:
-        outputs.append((SLOT + slot, value))
-        self.leaves.append(slot)
-        if value.type.is_float:
-            wide = b.cast(value, "f32")
-            finite.append(
-                b.op("all", b.op("is-finite", wide), axes=tuple(range(value.rank)))
-                if value.rank
-                else b.op("is-finite", wide)
-            )
-        else:
-            finite.append(b.constant(True, TensorType("bool", ())))
+    def _guard(self, b: Builder, name: str, proposals: Sequence[Value], finite: list[Value]) -> None:
+        """One flag for a leaf: whether all that is proposed for it is finite, found in one pass over it."""
+        self.leaves.append(name)
+        found: dict[tuple[int, ...], Value] = {}
+        for value in proposals:
+            if value.type.is_float:
+                flags = b.op("is-finite", b.cast(value, "f32"))
+                before = found.get(value.shape)
+                found[value.shape] = flags if before is None else b.op("and", before, flags)
+        whole = b.constant(True, TensorType("bool", ()))
+        for flags in found.values():
+            flag = b.op("all", flags, axes=tuple(range(flags.rank))) if flags.rank else flags
+            whole = b.op("and", whole, flag)
+        finite.append(whole)
 
     def _diagnose(
         self,

@@ -394,6 +394,23 @@ def cast_of_widened(b: Builder, node: Node) -> Value | None:
     return b.cast(x, dtype)
 
 
+def cast_of_pad(b: Builder, node: Node) -> Value | None:
+    """A cast of a padded value → the cast value, padded: zeros are zeros in every dtype, and less is cast."""
+    pad = node.inputs[0].node
+    return b.op("pad", b.cast(pad.inputs[0], node.types[0].dtype), **pad.attrs) if pad.op == "pad" else None
+
+
+def cast_of_widened_parts(b: Builder, node: Node) -> Value | None:
+    """A cast of a concat whose parts are lossless casts from that dtype → the concat of the parts."""
+    concat, dtype = node.inputs[0].node, node.types[0].dtype
+    if concat.op != "concat" or (dtype, concat.types[0].dtype) not in LOSSLESS:
+        return None
+    parts = [part.node for part in concat.inputs]
+    if any(part.op != "cast" or part.inputs[0].dtype != dtype for part in parts):
+        return None
+    return b.op("concat", *[part.inputs[0] for part in parts], **concat.attrs)
+
+
 # --- movement -----------------------------------------------------------------------------------------------
 
 
@@ -615,7 +632,7 @@ _RULES: Mapping[str, Sequence[Rule]] = {
     "or": (or_constant, both_sides_equal),
     "not": (not_not,),
     "where": (where_constant_test, where_equal_branches, where_negated_test),
-    "cast": (cast_to_same, cast_of_widened, fold_cast),
+    "cast": (cast_to_same, cast_of_widened, fold_cast, cast_of_pad, cast_of_widened_parts),
     "reshape": (same_type, move_constant, reshape_of_reshape),
     "transpose": (transpose_identity, move_constant, transpose_of_transpose, transpose_of_ones),
     "broadcast": (move_constant, broadcast_of_broadcast, broadcast_that_repeats_nothing),

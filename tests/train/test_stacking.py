@@ -31,7 +31,7 @@ def example(name: str, *changes: tuple[str, str]) -> str:
 
 
 CHAR_GPT = example("char-gpt.sx", (":clip 1.0", ":clip 1.0 :microbatches 4"))
-GPT2 = example("gpt2.sx", (":microbatches (if trial 1 32)", ":microbatches 4"))
+GPT2 = example("gpt2.sx", ("(def microbatches (if trial 1 32))", "(def microbatches 4)"))
 MLP = "(feed-forward (scale-norm x :name ln2) :name mlp)"
 DROPPED = CHAR_GPT.replace(MLP, f"(dropout {MLP} 0.2)")
 assert DROPPED != CHAR_GPT
