@@ -1,0 +1,56 @@
+"""The very kernels that the cuda device makes of every example, fused as it fuses them, as machine code: no card needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sexpgpu.backend.cuda.device import CudaDevice
+from sexpgpu.backend.cuda.fusion import print_group
+from sexpgpu.backend.cuda.lowering import Kernel, lower
+from sexpgpu.backend.cuda.rows import print_rows
+from sexpgpu.backend.kernels import cuda as printers
+from sexpgpu.backend.kernels.cuda import module_source
+from sexpgpu.backend.kernels.launch import Launch
+from sexpgpu.lang.load import load_experiment
+from sexpgpu.plan.memory import plan_memory
+from sexpgpu.train.phases import assemble
+from tests.cuda.fake import FakeDriver, toolbox
+from tests.kernels.nvrtc import compile_unit, spills
+from tests.kernels.test_compiled import settings
+
+nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs nvidia-cuda-nvrtc and cuda-bindings")
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.sx"))
+PLAIN = [pytest.param(path, None, "sm_90a", id=f"{path.stem}-sm_90a") for path in EXAMPLES]
+OLDER = [pytest.param(path, None, "sm_80", id=f"{path.stem}-sm_80", marks=pytest.mark.slow) for path in EXAMPLES]
+KERNELS_AT_A_TIME = 100
+
+
+def launches(path: Path, variant: str | None, folder: Path) -> list[Launch]:
+    """The distinct kernels of an example."""
+    experiment = load_experiment(path, variant=variant, settings=settings(path, folder))
+    tools = replace(toolbox(FakeDriver()), printers=printers, print_group=print_group, print_rows=print_rows)  # type: ignore[arg-type]
+    plan = plan_memory(assemble(experiment).program, CudaDevice(tools).profile)
+    found: dict[str, Launch] = {}
+    for phase in plan.phases.values():
+        lowered = lower(phase, tools)
+        for part in (lowered, lowered.apply):
+            for action in part.actions if part is not None else ():
+                if isinstance(action, Kernel):
+                    found[action.launch.name] = action.launch
+    return list(found.values())
+
+
+@pytest.mark.parametrize("path, variant, arch", [*PLAIN, *OLDER])
+def test_kernels_of_an_example_compile_and_do_not_spill(
+    path: Path, variant: str | None, arch: str, tmp_path: Path
+) -> None:
+    found = launches(path, variant, tmp_path)
+    assert found
+    framed = {launch.name for launch in found if "sinf(" in launch.source or "cosf(" in launch.source}
+    for start in range(0, len(found), KERNELS_AT_A_TIME):
+        wrong = spills(compile_unit(module_source(found[start : start + KERNELS_AT_A_TIME]), arch), framed)
+        assert not wrong, "\n".join(wrong)
