@@ -1,4 +1,4 @@
-"""The very kernels that the cuda device makes of every example, fused as it fuses them, as machine code: no card needed."""
+"""The kernels that the cuda device makes of every example, fused as it fuses them, as machine code: no card needed."""
 
 from __future__ import annotations
 
