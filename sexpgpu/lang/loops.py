@@ -13,7 +13,7 @@ from typing import Any
 
 from sexpgpu.diagnostics import Label
 from sexpgpu.ir.builder import Builder
-from sexpgpu.ir.graph import Value
+from sexpgpu.ir.graph import Origin, Value
 from sexpgpu.ir.ops.scan import scan
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.leaves import leaves_of, rebuilt, types_of
@@ -116,7 +116,9 @@ def _run(
     starts = {name: leaves_of(el, value) for name, value in loop.carries.items()}
     walked = [leaf for s in loop.sequences for leaf in s.leaves]
     body = BodyTrace(outer, f"a `{loop.what}`")
-    inner = body.builder
+    inner, around = body.builder, outer.builder.origin
+    here = Origin(loop.form.span, "called from" if around.span else "", around if around.span else None)
+    inner.origin = here
     counted: list[Value] = []
 
     def count() -> Value:
@@ -148,8 +150,9 @@ def _run(
     if counted:
         inputs.append(count())
     inputs += body.captured.values()
-    made_by = _node(outer.builder, loop, flat, [*walked, *counted], list(body.captured), inner, inputs, nexts,
-                    [v for leaves in emits for v in leaves])  # fmt: skip
+    with outer.builder.at(here):
+        made_by = _node(outer.builder, loop, flat, [*walked, *counted], list(body.captured), inner, inputs, nexts,
+                        [v for leaves in emits for v in leaves])  # fmt: skip
     finals = iter(made_by[: len(flat)])
     stacked = iter([_placed(el, outer.builder, v, loop.axis) for v in made_by[len(flat) :]])
     return loop_value(

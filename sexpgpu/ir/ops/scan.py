@@ -83,12 +83,16 @@ def _type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) ->
     return (*made[:carries], *(t.with_shape((length, *t.shape)) for t in made[carries:]))
 
 
-def _meaning(ctx: Context, node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+def inside(ctx: Context, node: Node) -> Context:
+    """The context of a body: what has no origin of its own is at fault where the scan stands."""
     flag = ctx.flag
-    if flag is not None:
-        ctx = Context(
-            ctx.dtypes, lambda inner, fault: flag(node if inner.origin == NOWHERE else inner, fault)
-        )
+    if flag is None:
+        return ctx
+    return Context(ctx.dtypes, lambda inner, fault: flag(node if inner.origin == NOWHERE else inner, fault))
+
+
+def _meaning(ctx: Context, node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:
+    ctx = inside(ctx, node)
     body = node.bodies[0]
     sequences, captured = split(node)
     carries = list(inputs[:sequences])
