@@ -93,7 +93,9 @@ def _walked(el: Elaborator, pattern: Form, form: Form, axis: int, scope: Scope) 
         return _Walked(pattern, value, [b.iota("i32", (el.size(value, form.span),))], form.span)
     leaves = []
     for leaf in leaves_of(el, value):
-        a = el.axis(axis, leaf.rank)
+        if not -leaf.rank <= axis < leaf.rank:
+            el.fail("E-TYPE-005", f"a loop walks axis {axis} of {leaf.type}, which has {leaf.rank} axes", form.span)
+        a = axis % leaf.rank
         leaves.append(b.transpose(leaf, (a, *(i for i in range(leaf.rank) if i != a))))
     if not leaves:
         el.fail("E-TYPE-006", "an empty vector has nothing to walk", form.span)
@@ -201,7 +203,11 @@ def _node(
 
 def _placed(el: Elaborator, b: Builder, value: Value, axis: int) -> Value:
     """What was emitted, with its first axis moved to where the loop walks."""
-    a = el.axis(axis, value.rank)
+    if not -value.rank <= axis < value.rank:
+        one = value.type.with_shape(value.shape[1:])
+        el.fail("E-TYPE-005", f"{one} is emitted, which cannot be stacked along axis {axis}",
+                help="emit what has the axes before that one")  # fmt: skip
+    a = axis % value.rank
     return b.transpose(value, (*range(1, a + 1), 0, *range(a + 1, value.rank)))
 
 
