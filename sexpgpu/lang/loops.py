@@ -73,17 +73,16 @@ def _read(
         el.fail("E-FORM-001", f"`{what}` needs a sequence or a count to walk: [x XS]", plain[1].span)
     length = sequences[0].leaves[0].shape[0]
     for other in sequences:
-        if any(leaf.shape[0] != length for leaf in other.leaves):
+        for differs in [leaf.shape[0] for leaf in other.leaves if leaf.shape[0] != length]:
             labels = [Label(s.span, f"{s.leaves[0].shape[0]} places") for s in sequences]
-            el.fail("E-TYPE-005", f"`{what}` walks {length} and {other.leaves[0].shape[0]} places at once",
-                    other.span, labels=labels)  # fmt: skip
+            el.fail("E-TYPE-005", f"`{what}` walks {length} and {differs} places at once", other.span, labels=labels)
     save = el.size(el.eval(keyed["save"], scope), keyed["save"].span) if "save" in keyed else 1
     if save < 1 or (length % save and save < length):
         el.fail("E-TYPE-005", f"`:save {save}` does not divide the {length} places of this loop",
                 keyed["save"].span,
                 help="every k-th carry is kept for the gradient, those between are computed again")  # fmt: skip
     reverse = "reverse" in keyed and test(el, keyed["reverse"], scope, f"{what} :reverse")
-    return _Loop(form, what, carries, sequences, plain[2:], axis, length, reverse, min(save, length)), keyed
+    return _Loop(form, what, carries, sequences, plain[2:], axis, length, reverse, max(1, min(save, length))), keyed
 
 
 def _walked(el: Elaborator, pattern: Form, form: Form, axis: int, scope: Scope) -> _Walked:
@@ -91,6 +90,8 @@ def _walked(el: Elaborator, pattern: Form, form: Form, axis: int, scope: Scope) 
     value = el.eval(form, scope)
     if isinstance(value, int) and not isinstance(value, bool):
         return _Walked(pattern, value, [b.iota("i32", (el.size(value, form.span),))], form.span)
+    if isinstance(value, tuple) and value and not _holds_tensors(value):
+        value = el.tensor(value)
     leaves = []
     for leaf in leaves_of(el, value):
         if not -leaf.rank <= axis < leaf.rank:
@@ -100,6 +101,10 @@ def _walked(el: Elaborator, pattern: Form, form: Form, axis: int, scope: Scope) 
     if not leaves:
         el.fail("E-TYPE-006", "an empty vector has nothing to walk", form.span)
     return _Walked(pattern, value, leaves, form.span)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return any(map(_holds_tensors, value)) if isinstance(value, tuple) else isinstance(value, Value)
 
 
 def _run(

@@ -61,6 +61,13 @@ def test_a_lone_carry_needs_no_next() -> None:
     assert_allclose(value_of("(scan [s 1.0] [x x] (* s x))", x=X[0, :, 0]), X[0, :, 0].prod(), rtol=1e-5)
 
 
+def test_a_vector_of_numbers_is_walked_and_one_of_tensors_is_walked_together() -> None:
+    assert value_of("(scan [s 0] [n [1 2 3]] (+ s n))") == 6
+    x = X[0, :, 0]
+    assert_allclose(value_of("(scan [s 0.0] [[a b] [x (* 2 x)]] (+ s (* a b)))", x=x), (2 * x**2).sum(), rtol=1e-5)
+    assert value_of("(scan [s 5] [t 0] :save 4 (+ s t))") == 5
+
+
 def test_several_emits_and_a_vector_of_them() -> None:
     found = value_of("(let [[s a [b c]] (scan [s 0.0] [x x] (next :s (+ s x) :emit s :emit [x (* x x)]))] [s a b c])",
                      x=X[0, :, 0])  # fmt: skip
@@ -215,6 +222,7 @@ REFUSED = [
     ("(scan [h 0.0] [x x] (next :g h))", "E-FORM-003"),
     ("(scan [h 0.0 g 1.0] [x x] (+ h g))", "E-FORM-001"),
     ("(scan [h 0.0] [x x y (zeros (f32 3))] (next :h h))", "E-TYPE-005"),
+    ("(scan [h 0.0] [[a b] [x (zeros (f32 3))]] (next :h h))", "E-TYPE-005"),
     ("(scan [h 0.0] [] (next :h h))", "E-FORM-001"),
     ("(scan [h 0.0] [x x])", "E-FORM-001"),
     ("(scan [h 0.0] [x x] :axis 2 (next :h h))", "E-TYPE-005"),

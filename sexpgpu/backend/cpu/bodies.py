@@ -62,10 +62,7 @@ def _planned(body: Graph, item_bytes: tuple[tuple[str, int], ...]) -> BodyPlan:
     plan = plan_phase(phase, MemoryProfile("cpu", sizes), constants)
     places: dict[str, tuple[int, int]] = {}
     end = 0
-    feeds = [
-        (FEED + n, v.type.size * sizes[v.dtype])
-        for n, v in zip(body.input_names, body.inputs, strict=True)
-    ]
+    feeds = [(FEED + n, v.type.size * sizes[v.dtype]) for n, v in zip(body.input_names, body.inputs, strict=True)]
     for name, num_bytes in (*feeds, (ARENA, plan.arena_bytes)):
         places[name] = (end, num_bytes)
         end += aligned(num_bytes)

@@ -132,9 +132,7 @@ def _gradient(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Seq
 
     # The body: cotangents of carries come in as carries, everything of the forward trip as sequences.
     moving = [i for i in range(carries) if node.types[i].is_float]
-    received = {
-        i: g for i, g in enumerate(cotangents) if i >= carries and g is not None and g.type.is_float
-    }
+    received = {i: g for i, g in enumerate(cotangents) if i >= carries and g is not None and g.type.is_float}
     inputs = [inner.input(f"c{n}", node.types[i]) for n, i in enumerate(moving)]
     given: list[Value | None] = [None] * len(node.types)
     for i, value in zip(moving, inputs, strict=True):
@@ -173,9 +171,7 @@ def _gradient(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Seq
 # Stacking.
 
 
-def _stacking(
-    b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
-) -> tuple[Value, ...]:
+def _stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
     body, (carries, first) = node.bodies[0], split(node)
     flags = [*[True] * carries, *batched[carries:]]
     inner = Builder()
