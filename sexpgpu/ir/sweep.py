@@ -6,7 +6,7 @@ Flow: `ir.ops.composite` inlines its body with it, `ir.ops.scan` makes the body 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Node, Value
@@ -15,12 +15,16 @@ from sexpgpu.ir.types import TypeFault
 
 
 def sweep(
-    b: Builder, body: Graph, inputs: Sequence[Value], cotangents: Sequence[Value | None]
+    b: Builder,
+    body: Graph,
+    inputs: Sequence[Value],
+    cotangents: Sequence[Value | None],
+    known: Mapping[Value, Value] | None = None,
 ) -> tuple[Value | None, ...]:
     """Cotangents of the inputs of `body`, which is copied into `b` with `inputs` in their place.
 
     cotangents: one for each output of the body; None is zero, here and in what is given back. What reaches an
-    f32 value through its cast to bf16 stays f32.
+    f32 value through its cast to bf16 stays f32. known: values of the body that are at hand already.
     """
     made: dict[Value, Value] = dict(zip(body.inputs, inputs, strict=True))
     copies: list[tuple[Node, Node]] = []
@@ -29,7 +33,8 @@ def sweep(
             continue
         with b.at(inner.origin):
             copy = b.node(inner.op, [made[v] for v in inner.inputs], inner.attrs, inner.bodies)
-        made.update(zip(inner.outputs, copy.outputs, strict=True))
+        for value, copied in zip(inner.outputs, copy.outputs, strict=True):
+            made[value] = copied if known is None else known.get(value, copied)
         copies.append((inner, copy))
     found: dict[Value, Value] = {}
 

@@ -123,6 +123,16 @@ def test_what_is_not_read_is_not_kept(tmp_path: Path) -> None:
         assert len(backward.types) == 2 + 4
 
 
+@pytest.mark.parametrize("stacking", [1, 4])
+def test_a_table_is_not_kept_for_its_rows(tmp_path: Path, stacking: int) -> None:
+    with open_trial(tmp_path, text_of("table"), DATA, stacking=stacking) as trial:
+        graph = trial.assembly.program.phase("update.go.first").graph
+        forward, backward = (node for node in graph.nodes if node.op == "scan")
+        # Rows that were read, which are emitted anyway; tables are carried and not stacked.
+        assert TIME not in (t.shape[0] for t in forward.types if 3 in t.shape[1:-1])
+        assert not any(3 in v.shape[1:-1] and v.shape[0] == TIME and v.rank > 3 for v in backward.inputs)
+
+
 def test_a_plan_counts_the_body(tmp_path: Path) -> None:
     with open_trial(tmp_path, text_of("gru"), DATA) as trial:
         plan = trial.session.plan
@@ -132,7 +142,8 @@ def test_a_plan_counts_the_body(tmp_path: Path) -> None:
 
 def test_saving_fewer_carries_takes_less_memory(tmp_path: Path) -> None:
     data = {**DATA, "x": R.standard_normal((16, 64, 3)).astype(np.float32)}
-    text = text_of("gru").replace("(def width 5)", "(def width 64)").replace("(- (net x ids) y)", "(net x ids)")
+    text = text_of("gru").replace("(def width 5)", "(def width 16)").replace("(- (net x ids) y)", "(net x ids)")
+    text = text.replace(":batch 4", ":batch 16").replace(":microbatches 4", "")
     found = []
     for number, options in enumerate(("", ":save 8")):
         with open_trial(tmp_path / str(number), text.replace(":axis 1", f":axis 1 {options}"), data) as trial:

@@ -6,8 +6,10 @@ emits, `e0 …`. Outputs of the node are the final carries, then what was emitte
 reversed scan begins at the last place. A body that must know its place walks a sequence of places.
 
 Its gradient is a scan the other way round whose body computes a trip again from the carries that it began
-with, so `scan` emits these too, behind what it is asked for. `transform.loops` drops them where nobody reads
-them. Flow: `lang.loops` makes scans; devices run them by their body.
+with, so `scan` emits these too, behind what it is asked for, and what is gathered from a carry, so that a table
+need not be kept for the rows that were read. `transform.loops` drops what nobody reads.
+
+Flow: `lang.loops` makes scans; devices run them by their body.
 """
 
 from __future__ import annotations
@@ -35,8 +37,10 @@ def scan(
 
     Args: inputs: of the body, in order. nexts, emits: what the body gives.
     """
+    carries = inputs[: len(starts)]
+    reads = _reads(reachable((*nexts, *emits)), carries)
     outputs = [(f"c{i}", v) for i, v in enumerate(nexts)]
-    outputs += [(f"e{i}", v) for i, v in enumerate((*emits, *inputs[: len(starts)]))]
+    outputs += [(f"e{i}", v) for i, v in enumerate((*emits, *carries, *reads))]
     attrs = {
         "num_carries": len(starts),
         "num_sequences": len(sequences),
@@ -44,6 +48,12 @@ def scan(
         "reverse": reverse,
     }
     return b.node("scan", (*starts, *sequences, *captured), attrs, (inner.graph("scan", outputs, inputs),))
+
+
+def _reads(nodes: Sequence[Node], carries: Sequence[Value]) -> list[Value]:
+    """What a body gathers from its carries."""
+    held = set(carries)
+    return [n.outputs[0] for n in nodes if OPS[n.op].work is Work.GATHER and n.inputs[0] in held]
 
 
 def split(node: Node) -> tuple[int, int]:
@@ -140,8 +150,11 @@ def _gradient(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Seq
     walked = [inner.input(f"x{n}", v.type) for n, v in enumerate(body.inputs[:first])]
     for n, i in enumerate(received, first):
         given[i] = inner.input(f"x{n}", body.output_values[i].type)
+    emitted_too = {v: node.outputs[i] for i, v in enumerate(body.output_values) if i >= carries}
+    reads = [v for v in _reads(body.nodes, body.inputs[:carries]) if v in emitted_too]
+    known = {v: inner.input(f"x{n}", v.type) for n, v in enumerate(reads, first + len(received))}
     held = [inner.input(f"k{n}", v.type) for n, v in enumerate(node.inputs[first:])]
-    found = sweep(inner, body, [*walked, *held], given)
+    found = sweep(inner, body, [*walked, *held], given, known)
     nexts = [found[i] or zeros(node.types[i]) for i in moving]
     starts = [cotangents[i] or zeros(node.types[i], b) for i in moving]
     emitted = [i for i in range(carries, first) if found[i] is not None]
@@ -156,6 +169,7 @@ def _gradient(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Seq
         nexts.append(inner.add(total, wide))
         starts.append(zeros(wide.type, b))
     sequences = [*_saved(b, node), *node.inputs[carries:first], *received.values()]
+    sequences += [emitted_too[v] for v in reads]
     inputs += [inner.input(f"x{n}", v.type.with_shape(v.shape[1:])) for n, v in enumerate(sequences)]
     back = scan(
         b, starts, sequences, node.inputs[first:], inner, [*inputs, *held],
