@@ -16,11 +16,11 @@ and raise `sexpgpu.diagnostics.diagnostic.DiagnosticError` at the end of a phase
 **3. Forms to values.** `sexpgpu.lang.load.load_experiment` is the front door of the language. It enters
 every top-level form in a table (`sexpgpu.lang.toplevel.FORMS`), puts variants and `--set` over the
 constants, and evaluates what is needed. The evaluator is `sexpgpu.lang.elaborator.Elaborator`: special
-forms are functions in `sexpgpu.lang.special.SPECIALS`, operations in `sexpgpu.lang.builtins.BUILTINS`, both
-take the elaborator first. Numbers fold at once; where a tensor is among the operands,
-`sexpgpu.lang.arithmetic.arithmetic` records a node instead. Numbers that depend on `step` go a third way,
-into `sexpgpu.lang.trace.Schedule`. The library, layers to optimizers, is written in the language and lies
-in `sexpgpu/std`.
+forms are functions in `sexpgpu.lang.special.SPECIALS` and, for loops at run time, `sexpgpu.lang.loops.LOOPS`,
+operations in `sexpgpu.lang.builtins.BUILTINS`; all take the elaborator first. Numbers fold at once; where a
+tensor is among the operands, `sexpgpu.lang.arithmetic.arithmetic` records a node instead. Numbers that depend
+on `step` go a third way, into `sexpgpu.lang.trace.Schedule`. The library, layers to optimizers, is written in
+the language and lies in `sexpgpu/std`.
 
 **4. Values to graphs.** While a metric is elaborated, a `sexpgpu.lang.trace.Trace` records: nodes through a
 `sexpgpu.ir.builder.Builder`, parameters and states in the `sexpgpu.lang.trace.World` that all traces of a
@@ -37,8 +37,8 @@ executor there is.
 
 **6. Passes.** Functions from graph to graph. `sexpgpu.transform.raising.raise_composites` finds attention,
 norms and losses in plain operations; `sexpgpu.ir.stacking.stack_into` runs k microbatches as one;
-`sexpgpu.transform.autodiff.differentiate` adds the backward nodes; `sexpgpu.transform.simplify.simplify`
-cleans up. Their order is in `sexpgpu.transform.passes`.
+`sexpgpu.transform.autodiff.differentiate` adds the backward nodes; `sexpgpu.transform.loops.prune_loops` and
+`sexpgpu.transform.simplify.simplify` clean up. Their order is in `sexpgpu.transform.passes`.
 
 **7. A program.** `sexpgpu.train.phases.assemble` puts the pieces together as a
 `sexpgpu.ir.program.Program`: named slots, named phases that read and write them. Its docstring lists the

@@ -20,10 +20,36 @@ CASES = {
     "02-char": ["--variant", "smoke"],
     "04-resnet": ["--variant", "smoke"],
     "06-vae": ["--variant", "smoke"],
+    "08-ssm": ["--variant", "smoke"],
+    "09-memory": ["--variant", "smoke"],
     "13-contrastive": ["--variant", "smoke"],
     "14-seq2seq": ["--variant", "smoke"],
     "17-diagnostics": ["--variant", "smoke"],
 }
+
+PARTS = {
+    "09-memory": (('(def memory "table")', '(def memory "delta")'),),
+    "16-curriculum": (
+        ("(defloader mixed (mix [(windows easy :length seq) (linear-schedule 1.0 0.1 :total steps)\n"
+         "                       (windows hard :length seq) (linear-schedule 0.0 0.9 :total steps)])\n"
+         "  :batch 8 :shuffle true)\n", ""),
+        ("(defloader only-hard (windows hard :length seq) :batch 4 :shuffle true)\n", ""),
+        ("(defloader both (zip [m mixed h only-hard]))", "(defloader both (windows easy :length seq) :batch 8)"),
+        ('(defdata hard (text "hard.txt" :by bytes))', ""),
+        ("(m.tokens m.targets h.tokens h.targets)", "(tokens targets)"),
+        ("m.tokens m.targets", "tokens targets"),
+        ("h.tokens h.targets", "tokens targets"),
+    ),
+    "18-tbptt": (
+        ("(streams (part corpus 0.0 0.9) :length seq)", "(windows (part corpus 0.0 0.9) :length seq)"),
+        ("(streams (part corpus 0.9 1.0) :length seq)", "(windows (part corpus 0.9 1.0) :length seq)"),
+        ("(tokens targets (first (bool _)))", "(tokens targets)"),
+        ("kept       (state hidden (f32 (dim tokens 0) width) 0.0 :lane true)\n", ""),
+        ('h          (where (rearrange "b -> b 1" first) 0.0 kept)', "h (zeros (f32 (dim tokens 0) width))"),
+        ("(set-state kept h)\n", ""),
+    ),
+}  # fmt: skip
+"""Changes to experiments: to another model, or away from data and state of a later version."""
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +84,22 @@ def test_every_variant_checks(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_it_trains(folder: Path, name: str) -> None:
-    invoke(folder, "run", f"{name}.sx", *CASES[name], "--quiet")
+    train(folder, name, *CASES[name])
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_model_of_another_trains(folder: Path, name: str) -> None:
+    text = (folder / f"{name}.sx").read_text("utf-8")
+    for before, after in PARTS[name]:
+        assert before in text, before
+        text = text.replace(before, after)
+    (folder / f"{name}-part.sx").write_text(text, "utf-8")
+    train(folder, f"{name}-part", "--variant", "smoke")
+
+
+def train(folder: Path, name: str, *options: str) -> None:
+    """Train, and see that the loss falls."""
+    invoke(folder, "run", f"{name}.sx", *options, "--quiet")
     series = read_metrics(folder / "runs" / name / "metrics.jsonl")
     losses = {path: [v for _, v in points] for path, points in series.items() if path.endswith("/loss")}
     assert losses

@@ -367,6 +367,12 @@ _FILES_AND_DEVICES = (
         "an environment variable holds something that its setting cannot be",
         "the message names the variable, its value and the form that is read",
     ),
+    (
+        "E-DEV-004",
+        "operation without kernels",
+        "the program needs an operation that this device cannot run",
+        "use another device, such as `--device cpu`, or write the model without the operation",
+    ),
 )
 
 _MEMORY = (

@@ -65,12 +65,13 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One case for the derived tests: input types, attributes, and a half-open range of values per input."""
+    """One case for the derived tests: input types, attributes, a half-open range of values per input, bodies."""
 
     types: tuple[TensorType, ...]
     attrs: dict[str, Any] = field(default_factory=dict)
     ranges: tuple[tuple[float, float] | None, ...] = ()
     differentiable: bool = True
+    bodies: tuple[Graph, ...] = field(default=(), repr=False)
 
 
 TypeRule = Callable[[Sequence[TensorType], Attrs, Sequence[Graph]], tuple[TensorType, ...]]

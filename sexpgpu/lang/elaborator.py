@@ -45,7 +45,7 @@ LIBRARY = "std/"
 DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical")
 """Operations whose `:name` is a part of the path that their bits depend on."""
 LATER = frozenset((
-    "scan", "table-scan", "top-k", "sort", "permutation", "pool", "mix", "zip", "streams", "recompute", "group-norm",
+    "top-k", "sort", "permutation", "pool", "mix", "zip", "streams", "recompute", "group-norm",
     "truncated-normal", "orthogonal", "lion", "muon", "adafactor",
 ))  # fmt: skip
 """Names of the language reference that this version does not have."""
@@ -470,10 +470,11 @@ class Elaborator:
         """`value` as a tensor: numbers and vectors of numbers become constants, of `dtype` or their natural one."""
         trace = self.require_trace()
         if isinstance(value, Value):
-            if not trace.owns(value):
+            adopted = trace.adopt(value)
+            if adopted is None:
                 self.fail("E-TYPE-006", f"a tensor {value.type} of the model is used inside {trace.what}",
                           help="only numbers, and tensors made inside it, are known there")  # fmt: skip
-            return value
+            return adopted
         match value:
             case HostScalar():
                 number = value.value

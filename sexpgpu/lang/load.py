@@ -33,6 +33,7 @@ from sexpgpu.lang.experiment import (
     Run,
     Update,
 )
+from sexpgpu.lang.loops import LOOPS
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.scope import Lazy, Poisoned, Scope
 from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
@@ -137,7 +138,7 @@ class _Loading:
 
     def __init__(self, source: Source, base: Path, settings: dict[str, str], variant: str | None) -> None:
         self.source = source
-        self.el = Elaborator(SPECIALS)
+        self.el = Elaborator({**SPECIALS, **LOOPS})
         library = Module(Scope(_base_scope()), base)
         for text in _library_sources():
             wrong = declare(self.el, library, text)

@@ -6,7 +6,7 @@ recorded, with the ambient settings and the path of the call that records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -161,6 +161,10 @@ class Trace:
         nodes = self.builder.nodes
         return value.node.id < len(nodes) and nodes[value.node.id] is value.node
 
+    def adopt(self, value: Value) -> Value | None:
+        """The value as one of this graph; None if it belongs to another one."""
+        return value if self.owns(value) else None
+
     def path(self, name: str) -> str:
         """The full path of a parameter, state or measure called `name` here."""
         return ".".join((*self.scope, name))
@@ -185,5 +189,59 @@ class Trace:
         name = f"{path}#{count}" if count else path
         site = int.from_bytes(blake2b(name.encode(), digest_size=8).digest(), "little", signed=True)
         stream = self.feed("stream", STREAM)
-        trip = self.trip if self.trip is not None else self.builder.constant(0, TRIP)
+        trip = self.place()
+        if trip is None:
+            trip = self.builder.constant(0, TRIP)
         return self.builder.op(op, stream, trip, shape=shape, site=site)
+
+    def place(self) -> Value | None:
+        """Which trip of the loops around this is running; None outside of loops."""
+        return self.trip
+
+
+class BodyTrace(Trace):
+    """The body of a run-time loop: a graph of its own, whose storage, feeds and draws are those around it.
+
+    A tensor from outside is captured: it becomes an input `kN` of the body. captured: outer value to input.
+    """
+
+    def __init__(self, outer: Trace, what: str) -> None:
+        super().__init__(outer.world, outer.ambient, outer.name)
+        self.outer = outer
+        self.builder.origin = outer.builder.origin
+        self.scope, self.draws = outer.scope, outer.draws
+        self.created = outer.created
+        self.params_refused, self.effects_refused = outer.params_refused, what
+        self._sites = outer._sites
+        self.captured: dict[Value, Value] = {}
+        self.count: Callable[[], Value] | None = None
+        self.length = 0
+
+    def adopt(self, value: Value) -> Value | None:
+        """The value here, captured if it belongs to a graph around this one; None of any other graph."""
+        if self.owns(value):
+            return value
+        outside = self.outer.adopt(value)
+        return None if outside is None else self._capture(outside)
+
+    def _capture(self, value: Value) -> Value:
+        found = self.captured.get(value)
+        if found is None:
+            found = self.captured[value] = self.builder.input(f"k{len(self.captured)}", value.type)
+        return found
+
+    def slot(self, name: str, type: TensorType) -> Value:
+        """The contents of a slot."""
+        return self._capture(self.outer.slot(name, type))
+
+    def feed(self, name: str, type: TensorType) -> Value:
+        """An argument of the call."""
+        return self._capture(self.outer.feed(name, type))
+
+    def place(self) -> Value:
+        """The loop's own count, and what the loops around it have gone through before."""
+        assert self.count is not None, self.name
+        own, around = self.count(), self.outer.place()
+        if around is None:
+            return own
+        return self.builder.add(self.builder.scale(self._capture(around), self.length), own)

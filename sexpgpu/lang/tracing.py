@@ -11,11 +11,12 @@ from sexpgpu.ir.program import SLOT
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.experiment import GeneratorGraphs, LeafRule, MeasureInfo, Objective, StateRule
+from sexpgpu.lang.leaves import leaves_of, rebuilt, types_of
 from sexpgpu.lang.patterns import bind_pattern, match_type, pattern_names
 from sexpgpu.lang.scope import Scope
 from sexpgpu.lang.special import advance, pairs
 from sexpgpu.lang.trace import SCALAR_F32, TRIP, Ambient, Trace
-from sexpgpu.lang.values import Function, HostScalar, Next, OptimizerRule, Parameter, Proposal, Weighted, kind_of
+from sexpgpu.lang.values import Function, Next, OptimizerRule, Parameter, Proposal, Weighted, kind_of
 from sexpgpu.source import Span
 from sexpgpu.syntax import Form
 
@@ -158,25 +159,6 @@ def trace_diagnostic(el: Elaborator, function: Function, type: TensorType) -> Gr
         el.trace = None
 
 
-def _leaves(el: Elaborator, value: Any, like: Sequence[Value] = ()) -> list[Value]:
-    """The tensors of a carry. like: what it was before, whose dtype a lone number takes."""
-    if isinstance(value, tuple):
-        if like and len(like) == len(value):
-            return [leaf for part, old in zip(value, like, strict=True) for leaf in _leaves(el, part, [old])]
-        return [leaf for part in value for leaf in _leaves(el, part)]
-    if len(like) == 1 and isinstance(value, int | float | HostScalar):
-        return [el.tensor(value, like[0].dtype)]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return [el.tensor(value, "f32" if isinstance(value, float) else "i32")]
-    return [el.tensor(value)]
-
-
-def _rebuild(template: Any, leaves: Any) -> Any:
-    if isinstance(template, tuple):
-        return tuple(_rebuild(part, leaves) for part in template)
-    return next(leaves)
-
-
 def trace_generator(
     el: Elaborator, name: str, keys: dict[str, Any], scope: Scope, forms: Mapping[str, Form], body: Sequence[Form],
     span: Span,
@@ -197,7 +179,7 @@ def trace_generator(
                 el.fail("E-FORM-004", "a generator with `:carry` needs `:trips`", span)
             result = el.eval_body(body, local)
             el.stack = [body[-1].span]
-            values = _leaves(el, result)
+            values = leaves_of(el, result)
             outputs = [(f"carry:{i}", v) for i, v in enumerate(values)]
             graph = start.builder.graph(start.name, outputs)
             carries = tuple((f"generate.{name}/{i}", v.type) for i, v in enumerate(values))
@@ -213,7 +195,7 @@ def trace_generator(
             holder = Scope()
             bind_pattern(el, pattern, el.eval(form, inner), holder)
             named.update(holder.names)
-        leaves = {n: _leaves(el, v) for n, v in named.items()}
+        leaves = {n: leaves_of(el, v) for n, v in named.items()}
         flat = [v for values in leaves.values() for v in values]
         start_graph = start.builder.graph(start.name, [(f"carry:{i}", v) for i, v in enumerate(flat)])
         trip = Trace(el.world, ambient, f"{name}.trip")
@@ -223,7 +205,7 @@ def trace_generator(
         el.trace = trip
         slots = tuple((f"generate.{name}/{i}", v.type) for i, v in enumerate(flat))
         restored = iter([trip.builder.input(SLOT + slot, type) for slot, type in slots])
-        names = {n: _rebuild(v, restored) for n, v in named.items()}
+        names = {n: rebuilt(v, restored) for n, v in named.items()}
         names.update({n: trip.trip for n in pattern_names(counter)})
         result = el.eval_body(body, Scope(local, names))
         carried = {n: names[n] for n in named}
@@ -233,12 +215,12 @@ def trace_generator(
         after, emitted = advance(el, result, carried, body[-1].span)
         carried_on: list[Value] = []
         for n, values in after.items():
-            new = _leaves(el, values, leaves[n])
+            new = leaves_of(el, values, leaves[n])
             if [v.type for v in new] != [v.type for v in leaves[n]]:
-                el.fail("E-TYPE-003", f"the carry `{n}` begins as {_types(leaves[n])} and becomes {_types(new)}",
+                el.fail("E-TYPE-003", f"the carry `{n}` begins as {types_of(leaves[n])} and becomes {types_of(new)}",
                         help="a carry keeps its shape and dtype from trip to trip")  # fmt: skip
             carried_on += new
-        flat_emits = [leaf for e in emitted for leaf in _leaves(el, e)]
+        flat_emits = [leaf for e in emitted for leaf in leaves_of(el, e)]
         outputs = [(f"carry:{i}", v) for i, v in enumerate(carried_on)]
         outputs += [(f"emit:{i}", v) for i, v in enumerate(flat_emits)]
         trip_graph = trip.builder.graph(trip.name, outputs)
@@ -248,7 +230,3 @@ def trace_generator(
         )
     finally:
         el.trace = None
-
-
-def _types(values: Sequence[Value]) -> str:
-    return " ".join(str(v.type) for v in values)

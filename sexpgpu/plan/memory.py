@@ -16,7 +16,7 @@ from sexpgpu.ir.program import FEED, Program
 from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.constants import Constants
-from sexpgpu.plan.phase import PhasePlan, plan_in_two_passes, plan_phase
+from sexpgpu.plan.phase import PhasePlan, Step, plan_in_two_passes, plan_phase
 
 GIB = 1 << 30
 PART_OF_ROLE = {
@@ -52,6 +52,7 @@ class MemoryProfile:
     runtime_bytes: what an opened plan of so many steps keeps beside tensors: prepared calls, libraries' buffers.
     by_body: composites that run as the steps of their body; the others are one step.
     max_tensor_bytes: the largest tensor that the device can hold; None: no limit of its own.
+    loop_bytes: what the body of a loop runs in; all loops of a program share one such buffer.
     """
 
     title: str
@@ -60,6 +61,7 @@ class MemoryProfile:
     runtime_bytes: Callable[[int], int] = _no_runtime
     by_body: Callable[[Node], bool] = _is_composite
     max_tensor_bytes: int | None = None
+    loop_bytes: Callable[[Node], int] = _no_workspace
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ class ProgramPlan:
     """How to execute a program, and all the memory that this takes.
 
     slot_bytes: by role. constants: nodes that make `constant:INDEX`. workspace_bytes: the most that one step
-    allocates beside the arena. runtime_bytes: see `MemoryProfile`. The arena is as long as the phase that needs
-    most of it.
+    allocates beside the arena, with the buffer of loops, which is `loop_bytes` long. runtime_bytes: see
+    `MemoryProfile`. The arena is as long as the phase that needs most of it.
     """
 
     program: Program
@@ -89,6 +91,7 @@ class ProgramPlan:
     feeds_bytes: int
     workspace_bytes: int
     runtime_bytes: int = 0
+    loop_bytes: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -149,6 +152,7 @@ def plan_memory(program: Program, profile: MemoryProfile) -> ProgramPlan:
         if sizes:
             slot_bytes[role] = sum(sizes)
     feeds = {(FEED + name, type) for phase in program.phases for name, type in phase.feeds.items()}
+    loop_bytes = max([profile.loop_bytes(s.node) for plan in phases.values() for s in _steps(plan)], default=0)
     return ProgramPlan(
         program=program,
         profile=profile,
@@ -158,13 +162,20 @@ def plan_memory(program: Program, profile: MemoryProfile) -> ProgramPlan:
         arena_bytes=max([plan.arena_bytes for plan in phases.values()], default=0),
         constants_bytes=constants.num_bytes,
         feeds_bytes=sum(num_bytes(type) for _, type in feeds),
-        workspace_bytes=max([plan.workspace_bytes for plan in phases.values()], default=0),
+        workspace_bytes=max([plan.workspace_bytes for plan in phases.values()], default=0) + loop_bytes,
+        loop_bytes=loop_bytes,
         runtime_bytes=profile.runtime_bytes(sum([_num_steps(plan) for plan in phases.values()])),
     )
 
 
+def _steps(plan: PhasePlan) -> tuple[Step, ...]:
+    return (*plan.steps, *(plan.apply.steps if plan.apply is not None else ()))
+
+
 def _num_steps(plan: PhasePlan) -> int:
-    return len(plan.steps) + (0 if plan.apply is None else len(plan.apply.steps))
+    """Steps of a phase, and of the bodies of its loops."""
+    steps = _steps(plan)
+    return len(steps) + sum([1 for step in steps for body in step.node.bodies for _ in body.walk()])
 
 
 def _check_tensors(program: Program, profile: MemoryProfile, limit: int) -> None:

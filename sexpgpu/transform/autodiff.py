@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node, Origin, Value, reachable
 from sexpgpu.ir.opdef import OPS
+from sexpgpu.ir.sweep import widened
 from sexpgpu.ir.types import TypeFault
 
 
@@ -70,13 +71,6 @@ def _sum(b: Builder, x: Value, y: Value) -> Value:
     if x.dtype != "bf16":
         return b.add(x, y)
     return b.cast(b.add(widened(b, x), widened(b, y)), "bf16")
-
-
-def widened(b: Builder, x: Value) -> Value:
-    """A bf16 value in f32: what it was rounded from, if it is a cast of that, else itself cast up."""
-    if x.node.op == "cast" and x.node.inputs[0].dtype == "f32":
-        return x.node.inputs[0]
-    return b.cast(x, "f32")
 
 
 def _by_id(node: Node) -> int:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.verify import verify
+from sexpgpu.transform.loops import prune_loops
 from sexpgpu.transform.raising import raise_composites
 from sexpgpu.transform.simplify import simplify
 from sexpgpu.transform.stacking import stack
@@ -30,7 +31,7 @@ def forward_passes(k: int, batched: Collection[str]) -> tuple[Pass, ...]:
     return (raised,) if k == 1 else (raised, Pass("stack", lambda graph: stack(graph, k, batched)))
 
 
-FINAL_PASSES: tuple[Pass, ...] = (Pass("simplify", simplify),)
+FINAL_PASSES: tuple[Pass, ...] = (Pass("prune-loops", prune_loops), Pass("simplify", simplify))
 """What runs once nothing differentiates the graph any more."""
 
 

@@ -11,13 +11,16 @@ import pytest
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.cuda.device import CudaDevice
 from sexpgpu.backend.cuda.session import RING
+from sexpgpu.backend.kernels.cuda import supported
 from sexpgpu.backend.protocol import Budget, Call
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import evaluate
+from sexpgpu.ir.graph import Origin
 from sexpgpu.ir.opdef import Sample
 from sexpgpu.ir.program import Phase, Program, Slot
 from sexpgpu.ir.types import TensorType
+from sexpgpu.source import Source, Span
 from tests.backend.random_programs import random_program, reference_call
 from tests.backend.test_cpu_ops import CASES, values
 from tests.cuda.fake import GIB, FakeDriver, toolbox
@@ -53,7 +56,23 @@ def test_random_programs(seed: int, options: dict[str, Any]) -> None:
     assert not card.tools.driver.memory_of, "close gives all memory back"  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name, sample", CASES)
+def test_loops_are_refused_when_they_are_planned() -> None:
+    (case, *_) = [case for case in CASES if case.values[0] == "scan"]
+    name, sample = case.values
+    b = Builder()
+    b.origin = Origin(note="gradient of", parent=Origin(Span(Source("f.sx", "(scan [h 0.0] [x x] h)"), 0, 5)))
+    inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(sample.types)]
+    node = b.node(name, inputs, sample.attrs, sample.bodies)
+    graph = b.graph("p", [("result:y", node.outputs[0])], inputs)
+    card = device()
+    with pytest.raises(DiagnosticError) as error:
+        card.plan(Program((), (Phase("p", graph),), NO_SCHEDULE), Budget())
+    (found,) = error.value.diagnostics
+    assert found.code == "E-DEV-004" and found.span is not None and found.span.text == "(scan"
+    assert not supported(node)
+
+
+@pytest.mark.parametrize("name, sample", [case for case in CASES if not case.values[1].bodies])
 def test_samples(name: str, sample: Sample) -> None:
     b = Builder()
     inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(sample.types)]

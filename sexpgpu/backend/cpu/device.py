@@ -11,7 +11,7 @@ import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth, free_bytes, num_cores, processor
 from sexpgpu.backend.cpu.session import CpuSession
-from sexpgpu.backend.cpu.workspace import estimator, runtime_bytes
+from sexpgpu.backend.cpu.workspace import estimator, loop_bytes, runtime_bytes
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.ir.program import Program
 from sexpgpu.ir.types import NUMPY_DTYPES, ORACLE_DTYPES
@@ -40,7 +40,8 @@ class CpuDevice:
         """What the planner knows of this device."""
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
         item_bytes = {name: dtype.itemsize for name, dtype in dtypes.items()}
-        return MemoryProfile("cpu", item_bytes, estimator(item_bytes, self._num_threads), runtime_bytes)
+        workspace = estimator(item_bytes, self._num_threads)
+        return MemoryProfile("cpu", item_bytes, workspace, runtime_bytes, loop_bytes=loop_bytes(item_bytes))
 
     @property
     def _num_threads(self) -> int:

@@ -8,9 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.ir.opdef import Array
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Array, Context
 from sexpgpu.ir.types import TensorType
-from sexpgpu.plan.layout import Layout
+from sexpgpu.plan.layout import Layout, constant_strides
+
+LOOPS = "loops"
+"""The buffer in which bodies of loops run, one at a time."""
+
+
+def constant_bytes(node: Node, ctx: Context) -> Array:
+    """The bytes of a constant, without what its layout repeats."""
+    array = OPS[node.op].meaning(ctx, node, ())
+    assert isinstance(array, np.ndarray), node
+    once = tuple([slice(0, 1) if stride == 0 else slice(None) for stride in constant_strides(node)])
+    stored = np.asarray(array)[once]
+    return np.frombuffer(np.ascontiguousarray(stored).tobytes(), np.uint8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,17 +21,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth
-from sexpgpu.backend.cpu.memory import Memory
+from sexpgpu.backend.cpu.memory import LOOPS, Memory, constant_bytes
 from sexpgpu.backend.cpu.steps import prepare
 from sexpgpu.backend.cpu.workers import SingleThreadedBlas, Workers
 from sexpgpu.backend.protocol import Call, Fault, Outputs
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
-from sexpgpu.ir.opdef import OPS, Array, Context
+from sexpgpu.ir.opdef import Array, Context
 from sexpgpu.ir.program import FEED, SLOT
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.arena import ALIGNMENT_BYTES
-from sexpgpu.plan.layout import ARENA, Layout, constant_strides, contiguous
+from sexpgpu.plan.layout import ARENA, Layout, contiguous
 from sexpgpu.plan.memory import GIB, ProgramPlan
 from sexpgpu.plan.phase import Copy, PhasePlan
 
@@ -99,7 +99,8 @@ class CpuSession:
                 if FEED + name not in buffers or buffers[FEED + name].size < num_bytes:
                     buffers[FEED + name] = np.zeros(num_bytes, np.uint8)
         for index, node in enumerate(self.plan.constants):
-            buffers[f"constant:{index}"] = self._constant(node)
+            buffers[f"constant:{index}"] = constant_bytes(node, self._ctx)
+        buffers[LOOPS] = np.empty(self.plan.loop_bytes, np.uint8)
         fences = 2 * FENCE_BYTES if self._poison else 0
         raw = np.empty(self.plan.arena_bytes + ALIGNMENT_BYTES + fences, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT_BYTES + fences // 2
@@ -108,14 +109,6 @@ class CpuSession:
             raw[:] = POISON
         self._raw, self._arena_start = raw, start
         return Memory(buffers, dtypes)
-
-    def _constant(self, node: Node) -> Array:
-        """The bytes of a constant, without what its layout repeats."""
-        array = OPS[node.op].meaning(self._ctx, node, ())
-        assert isinstance(array, np.ndarray), node
-        once = tuple([slice(0, 1) if stride == 0 else slice(None) for stride in constant_strides(node)])
-        stored = np.asarray(array)[once]
-        return np.frombuffer(np.ascontiguousarray(stored).tobytes(), np.uint8)
 
     def _prepare(self, plan: PhasePlan) -> _Prepared:
         view = self._memory.view

@@ -6,10 +6,13 @@ Flow: `session` prepares each phase when a plan is opened.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from sexpgpu.backend.cpu.blocks import MIN_ELEMENTS, Operation, Run, operation
+from sexpgpu.backend.cpu.bodies import is_loop
 from sexpgpu.backend.cpu.kernels import stages
+from sexpgpu.backend.cpu.loops import LoopCall
 from sexpgpu.backend.cpu.memory import Memory
 from sexpgpu.backend.cpu.workers import Workers
 from sexpgpu.ir.graph import Node
@@ -87,6 +90,8 @@ def _call(step: Step, memory: Memory, ctx: Context, workers: Workers) -> Prepare
     node = step.node
     inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
     outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
+    if is_loop(node):
+        return LoopCall(node, inputs, outputs, memory, ctx, partial(prepare, workers=workers))
     calls: list[PreparedCall] = []
     for stage in stages(ctx, node, tuple(inputs), tuple(outputs)):
         calls.append(stage[0] if len(stage) == 1 else StageCall(node, stage, workers))

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from sexpgpu.backend.cpu.blocks import BLOCK_ELEMENTS
+from sexpgpu.backend.cpu.bodies import is_loop, plan_body
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.convolution import WINDOW_BYTES
 from sexpgpu.ir.ops.index import ELEMENTS_AT_A_TIME
 from sexpgpu.ir.ops.random import BLOCKS_AT_A_TIME
+from sexpgpu.ir.ops.scan import split
 
 TEMPORARIES = 8
 """Arrays of double precision that an elementwise meaning without `into` holds at once; `erf` is the worst."""
@@ -48,12 +50,26 @@ def estimator(item_bytes: Mapping[str, int], num_threads: int) -> Callable[[Node
                 # In parts, each held as eight words of 64 bits a block.
                 blocks = min(node.types[0].size // 4 + 1, BLOCKS_AT_A_TIME * num_threads)
                 return blocks * 8 * 8
+            case Work.SCAN if node.bodies:
+                # What steps of the body need beside its memory, and carries that change places.
+                steps = plan_body(node.bodies[0], item_bytes).plan.steps
+                carries = sum([t.size * item_bytes[t.dtype] for t in node.types[: split(node)[0]]])
+                return carries + max([workspace_bytes(step.node) for step in steps], default=0)
             case Work.SCAN | Work.TABLE_SCAN:
-                return result + outputs + sum([_live_bytes(body.nodes, item_bytes) for body in node.bodies])
+                return result + outputs
             case _:
                 return result
 
     return workspace_bytes
+
+
+def loop_bytes(item_bytes: Mapping[str, int]) -> Callable[[Node], int]:
+    """The memory of a loop's body, of the bodies inside it too; 0 of any other node."""
+
+    def bytes_of(node: Node) -> int:
+        return plan_body(node.bodies[0], item_bytes).total_bytes if is_loop(node) else 0
+
+    return bytes_of
 
 
 STEP_BYTES = 3072
@@ -65,8 +81,3 @@ FIXED_BYTES = 1 << 20
 def runtime_bytes(num_steps: int) -> int:
     """What the interpreter keeps for a plan of `num_steps` steps, beside tensors."""
     return FIXED_BYTES + STEP_BYTES * num_steps
-
-
-def _live_bytes(nodes: tuple[Node, ...], item_bytes: Mapping[str, int]) -> int:
-    """All that one trip of a body makes; the plain executor keeps it until the trip ends."""
-    return sum([t.size * item_bytes[t.dtype] for node in nodes if node.op != "input" for t in node.types])

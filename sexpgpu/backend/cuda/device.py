@@ -30,6 +30,7 @@ from sexpgpu.ir.program import Program
 from sexpgpu.plan.layout import Layout, contiguous
 from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_memory
 from sexpgpu.plan.phase import Step
+from sexpgpu.source import Span
 
 MIN_CUDA_VERSION = 13000
 MIN_CAPABILITY = (8, 0)
@@ -117,10 +118,13 @@ class CudaDevice:
         return max(0, self.tools.driver.memory()[0] - RESERVED_BYTES)
 
     def plan(self, program: Program, budget: Budget) -> ProgramPlan:
-        """Order, layouts and memory. Raises DiagnosticError E-MEM-001 if it does not fit.
+        """Order, layouts and memory.
+
+        Raises: E-MEM-001 if it does not fit; E-DEV-004 for loops at run time, which have no kernels yet.
 
         budget: the size of a smaller card to plan for; what others hold of the real one is held of that one too.
         """
+        refuse_loops(program)
         self.tools.driver.use()
         free, total = self.tools.driver.memory()
         if budget.bytes is not None:
@@ -135,6 +139,22 @@ class CudaDevice:
         """The body of the lowering report: what each phase became, and which patterns were taken or missed."""
         phases = [lower(phase, self.tools) for phase in plan.phases.values()]
         return report_lines(Report(plan, phases, self.missed))
+
+
+def refuse_loops(program: Program) -> None:
+    """Raises E-DEV-004, at each place in the file, where a program loops at run time."""
+    found: dict[Span | None, Diagnostic] = {}
+    for phase in program.phases:
+        for node in phase.graph.walk():
+            if OPS[node.op].work is Work.SCAN and node.bodies:
+                origin = node.origin
+                while origin.span is None and origin.parent is not None:
+                    origin = origin.parent
+                message = f"the device cuda cannot run `{node.op}` yet, which phase `{phase.name}` needs"
+                diagnostic = Diagnostic("E-DEV-004", message, origin.span, help=("use `--device cpu`",))
+                found.setdefault(origin.span, diagnostic)
+    if found:
+        raise DiagnosticError(list(found.values()))
 
 
 def open_cuda(others: str, bindings: Any = None) -> CudaDevice:

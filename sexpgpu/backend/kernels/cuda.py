@@ -61,7 +61,7 @@ def supported(node: Node) -> bool:
     Products and convolutions are here for what no library takes. A large constant table is data to upload.
     """
     work = OPS[node.op].work
-    return work in KINDS and (work is not Work.FILL or table_fits(node))
+    return work in KINDS and not node.bodies and (work is not Work.FILL or table_fits(node))
 
 
 def print_step(step: Step) -> tuple[Launch, ...]:

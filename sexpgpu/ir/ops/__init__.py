@@ -2,5 +2,6 @@
 
 from sexpgpu.ir.ops import composite as composite
 from sexpgpu.ir.ops import contract, convolution, elementwise, fill, index, move, random, reduce
+from sexpgpu.ir.ops import scan as scan
 
-__all__ = ["composite", "contract", "convolution", "elementwise", "fill", "index", "move", "random", "reduce"]
+__all__ = ["composite", "contract", "convolution", "elementwise", "fill", "index", "move", "random", "reduce", "scan"]

@@ -15,6 +15,7 @@ from sexpgpu.ir.graph import Attrs, Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Array, Context, Cost, OpDef, Work, bytes_moved, register
 from sexpgpu.ir.ops.rules import batch
 from sexpgpu.ir.stacking import stack_into
+from sexpgpu.ir.sweep import sweep
 from sexpgpu.ir.types import TensorType, TypeFault
 
 
@@ -52,7 +53,7 @@ def _gradient(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Seq
     received = {f"g{i}": g for i, g in enumerate(cotangents) if g is not None}
     # A cotangent that the paired composite has no formula for: rare, so the body's own operations answer.
     if paired is None or not received.keys() <= set(paired.takes) or not received:
-        return gradient_of_body(b, node, cotangents)
+        return sweep(b, node.bodies[0], node.inputs, cotangents)
     named: dict[str, tuple[Value, ...]] = {"x": node.inputs}
     named |= {f"x{i}": (v,) for i, v in enumerate(node.inputs)}
     named |= {f"y{i}": (v,) for i, v in enumerate(node.outputs)}
@@ -62,50 +63,6 @@ def _gradient(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Seq
     for position, value in zip(paired.gives, made.outputs, strict=True):
         found[position] = value
     return found
-
-
-def _sum(b: Builder, x: Value, y: Value) -> Value:
-    """x + y; of bf16 in f32, rounded once."""
-    if x.dtype == "bf16":
-        return b.cast(b.add(b.cast(x, "f32"), b.cast(y, "f32")), "bf16")
-    return b.add(x, y)
-
-
-def gradient_of_body(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Sequence[Value | None]:
-    """Cotangents of the inputs, by a reverse sweep over the body, which is copied into `b`."""
-    body = node.bodies[0]
-    made: dict[Value, Value] = dict(zip(body.inputs, node.inputs, strict=True))
-    copies: list[tuple[Node, Node]] = []
-    for inner in body.nodes:
-        if inner.op == "input":
-            continue
-        copy = b.node(inner.op, [made[v] for v in inner.inputs], inner.attrs, inner.bodies)
-        made.update(zip(inner.outputs, copy.outputs, strict=True))
-        copies.append((inner, copy))
-    found: dict[Value, Value] = {}
-
-    def add(value: Value, contribution: Value | None) -> None:
-        if contribution is not None:
-            before = found.get(value)
-            found[value] = contribution if before is None else _sum(b, before, contribution)
-
-    for value, cotangent in zip(body.output_values, cotangents, strict=True):
-        add(value, cotangent)
-    active = {v for v in body.inputs if v.type.is_float}
-    for inner, _ in copies:
-        if any(v in active for v in inner.inputs):
-            active.update(inner.outputs)
-    for inner, copy in reversed(copies):
-        received = [found.get(v) for v in inner.outputs]
-        if all(g is None for g in received) or inner.outputs[0] not in active:
-            continue
-        rule = OPS[inner.op].gradient
-        if rule is None:
-            raise TypeFault(f"`{inner.op}` has no gradient", "E-TYPE-009")
-        for value, contribution in zip(inner.inputs, rule(b, copy, received), strict=True):
-            if value in active:
-                add(value, contribution)
-    return tuple(found.get(v) for v in body.inputs)
 
 
 def _cost(node: Node) -> Cost:

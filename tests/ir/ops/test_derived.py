@@ -70,7 +70,7 @@ def arrays_of(op: OpDef, sample: Sample, copies: Sequence[int | None] = ()) -> l
 def built(op: OpDef, sample: Sample) -> tuple[Builder, Node]:
     b = Builder()
     inputs = [b.input(f"x{i}", t) for i, t in enumerate(sample.types)]
-    return b, b.node(op.name, inputs, sample.attrs)
+    return b, b.node(op.name, inputs, sample.attrs, sample.bodies)
 
 
 def as_tuple(result: Array | tuple[Array, ...]) -> tuple[Array, ...]:
