@@ -1,6 +1,8 @@
 """The only home of operations, a file per family of work."""
 
 from sexpgpu.ir.ops import composite as composite
-from sexpgpu.ir.ops import contract, convolution, elementwise, fill, index, move, random, reduce
+from sexpgpu.ir.ops import contract, convolution, elementwise, fill, index, move, random, reduce, select
 
-__all__ = ["composite", "contract", "convolution", "elementwise", "fill", "index", "move", "random", "reduce"]
+__all__ = [
+    "composite", "contract", "convolution", "elementwise", "fill", "index", "move", "random", "reduce", "select",
+]  # fmt: skip
