@@ -42,11 +42,10 @@ MAX_SIZE = 2**48
 LIBRARY = "std/"
 """Sources of the library are named `std/…`; a user's file never is, since users' paths are shown as given."""
 
-DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical")
+DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical", "permutation")
 """Operations whose `:name` is a part of the path that their bits depend on."""
 LATER = frozenset((
-    "top-k", "sort", "permutation", "pool", "mix", "zip", "streams", "recompute", "group-norm",
-    "truncated-normal", "orthogonal", "lion", "muon", "adafactor",
+    "mix", "zip", "streams", "recompute",
 ))  # fmt: skip
 """Names of the language reference that this version does not have."""
 _ARITY_HELP = {

@@ -48,6 +48,13 @@ def test_f32() -> None:
     np.testing.assert_allclose(found, losses(CpuDevice(threads=1), "names-bigram.sx", 3), 1e-5)
 
 
+def test_steps_of_two_results() -> None:
+    """`top-k` gives values and places; routing reads both, and the gradient goes back through the places."""
+    cuda = CudaDevice(toolbox(FakeDriver()))
+    found = losses(cuda, "moe.sx", 2, variant="smoke")
+    np.testing.assert_allclose(found, losses(CpuDevice(threads=1), "moe.sx", 2, variant="smoke"), 1e-4)
+
+
 def test_what_the_transformer_becomes() -> None:
     tools = toolbox(FakeDriver())
     device = CudaDevice(tools)

@@ -110,6 +110,15 @@ LARGER: dict[str, tuple[Sample, ...]] = {
     ),
     "pick": (Sample((t("f32", 30, 9), t("i32", 30)), {"axis": 1}, (None, (-2, 12))),),
     "scatter": (*SCATTERED, scatter("i32", (70, 3), (100,), 0, 0, "add")),
+    "sort": (
+        Sample((t("f32", 3, 1030),), {"axis": 1, "descending": True}),
+        Sample((t("i32", 5000, 2),), {"axis": 0, "descending": False}, ((0, 50),)),
+    ),
+    "top-k": (
+        Sample((t("f32", 2, 2100),), {"axis": 1, "k": 2050}),
+        Sample((t("i32", 3100),), {"axis": 0, "k": 7}, ((0, 20),)),
+        Sample((t("f64", 40, 9),), {"axis": 0, "k": 40}),
+    ),
     "product": (
         product("ab,bc->ac", "f32", a=70, b=40, c=65),
         product("zab,zcb->zac", "bf16", z=2, a=20, b=33, c=70),

@@ -48,6 +48,19 @@ def expected(step: Step, inputs: Sequence[Placed]) -> Array:
         return np.asarray(OPS[step.node.op].meaning(Context(), step.node, [p.array for p in inputs]))
 
 
+def test_order_of_rare_values(tmp_path: Path) -> None:
+    rows = np.stack([np.roll(np.resize(RARE, 40), 7 * n) for n in range(3)])
+    many = np.resize(RARE, (2, 2500))
+    made = [prepared("sort", (x,), axis=1, descending=d) for x in (rows, many) for d in (False, True)]
+    made += [prepared("top-k", (x,), axis=1, k=k) for x in (rows, many) for k in (1, 30)]
+    unit = Unit([launch for step, _, _ in made for launch in print_step(step)], tmp_path)
+    for step, inputs, outputs in made:
+        execute(unit, step, inputs, outputs, False)
+        wanted = OPS[step.node.op].meaning(Context(), step.node, [p.array for p in inputs])
+        for placed, result in zip(outputs, wanted, strict=True):
+            np.testing.assert_array_equal(placed.array, result)
+
+
 def test_elementwise_of_rare_values(tmp_path: Path) -> None:
     x, y = (np.ascontiguousarray(a.reshape(-1)) for a in np.meshgrid(RARE, RARE))
     made = []

@@ -91,7 +91,7 @@ def case(name: str, sample: Sample, layout: str, seed: int) -> Case:
 
 def exact(node: Node) -> bool:
     """Whether a device has no freedom: no rounding, or one that is written down."""
-    return OPS[node.op].work in (Work.MOVE, Work.FILL, Work.GATHER) or node.op in (
+    return OPS[node.op].work in (Work.MOVE, Work.FILL, Work.GATHER, Work.SELECT) or node.op in (
         "add", "sub", "mul", "div", "neg", "sqrt", "rsqrt", "cast", "where", "random-uniform", "cumsum", "cumprod",
         "cummax", "scatter", "max", "min", "argmax", "argmin", "any", "all", "abs", "sign", "floor", "ceil", "round",
         "maximum", "minimum", "mul-or-zero", "is-finite", "eq", "ne", "lt", "le", "gt", "ge",
@@ -160,6 +160,7 @@ WIDE = (
     "random-normal",
     "product",
     "conv",
+    "top-k",
 )
 
 

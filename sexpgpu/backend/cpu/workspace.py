@@ -39,8 +39,11 @@ def estimator(item_bytes: Mapping[str, int], num_threads: int) -> Callable[[Node
                 return sum([v.type.size * item_bytes[out.dtype] for v in node.inputs if v.dtype != out.dtype])
             case Work.CONV:
                 return 2 * inputs + outputs + 2 * WINDOW_BYTES
-            case Work.REDUCE | Work.SELECT:
+            case Work.REDUCE:
                 return result if op.into is not None else result + 2 * inputs
+            case Work.SELECT:
+                # The order in 64 bits, as NumPy gives it, turned about, and a copy of what is sorted.
+                return result + 2 * inputs + 24 * node.inputs[0].type.size
             case Work.GATHER:
                 return result + outputs
             case Work.SCATTER:

@@ -22,6 +22,7 @@ from sexpgpu.backend.kernels.prelude import PRELUDE
 from sexpgpu.backend.kernels.reductions import print_reduce, reduce_bound, reduce_workspace
 from sexpgpu.backend.kernels.scans import print_scan
 from sexpgpu.backend.kernels.scatter import print_scatter, scatter_workspace
+from sexpgpu.backend.kernels.selects import print_select, select_workspace
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.types import TensorType
@@ -50,13 +51,13 @@ NVRTC_OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")
 KINDS = frozenset(
     {
         Work.FILL, Work.MAP, Work.MOVE, Work.REDUCE, Work.SCAN, Work.GATHER, Work.SCATTER, Work.RANDOM,
-        Work.CONTRACT, Work.CONV,
+        Work.CONTRACT, Work.CONV, Work.SELECT,
     }
 )  # fmt: skip
 
 
 def supported(node: Node) -> bool:
-    """Whether `print_step` has kernels for a node: every kind of work but loops, selection and composites.
+    """Whether `print_step` has kernels for a node: every kind of work but loops and composites.
 
     Products and convolutions are here for what no library takes. A large constant table is data to upload.
     """
@@ -86,8 +87,8 @@ class _Work:
 @lru_cache(maxsize=4096)
 def _print(work: _Work) -> tuple[Launch, ...]:
     step = work.step
-    inputs, (out, *_) = arguments(step)
-    node = step.node
+    inputs, outputs = arguments(step)
+    node, out = step.node, outputs[0]
     match OPS[node.op].work:
         case Work.FILL:
             return print_fill(node, out)
@@ -109,6 +110,8 @@ def _print(work: _Work) -> tuple[Launch, ...]:
             return print_product(node, inputs, out)
         case Work.CONV:
             return print_conv(node, inputs, out)
+        case Work.SELECT:
+            return print_select(node, inputs, outputs)
         case other:
             raise AssertionError(f"no kernel for {other} of {node}")
 
@@ -126,6 +129,8 @@ def workspace_bytes(step: Step) -> tuple[int, ...]:
             return reduce_workspace(step.node, inputs[0], out)
         case Work.SCATTER:
             return scatter_workspace(step.node)
+        case Work.SELECT:
+            return select_workspace(step.node)
         case _:
             return ()
 
@@ -137,6 +142,8 @@ def workspace_bound(node: Node) -> int:
             return reduce_bound(node)
         case Work.SCATTER:
             return sum(-(-size // 16) * 16 for size in scatter_workspace(node))
+        case Work.SELECT:
+            return sum(-(-size // 16) * 16 for size in select_workspace(node))
         case _:
             return 0
 

@@ -1,7 +1,10 @@
 """The only home of operations, a file per family of work."""
 
 from sexpgpu.ir.ops import composite as composite
-from sexpgpu.ir.ops import contract, convolution, elementwise, fill, index, move, random, reduce
+from sexpgpu.ir.ops import contract, convolution, elementwise, fill, index, move, random, reduce, select
 from sexpgpu.ir.ops import scan as scan
 
-__all__ = ["composite", "contract", "convolution", "elementwise", "fill", "index", "move", "random", "reduce", "scan"]
+__all__ = [
+    "composite", "contract", "convolution", "elementwise", "fill", "index", "move", "random", "reduce", "scan",
+    "select",
+]  # fmt: skip

@@ -62,7 +62,8 @@ def product(el: Elaborator, notation: Any, *operands: Any) -> Value:
     return b.cast(result, given[0].dtype) if given[0].type.is_float else result
 
 
-def _per_axis(el: Elaborator, value: Any, rank: int) -> tuple[int, ...]:
+def per_axis(el: Elaborator, value: Any, rank: int) -> tuple[int, ...]:
+    """One size for each spatial axis, from a number or a vector."""
     if isinstance(value, tuple):
         if len(value) != rank:
             el.fail("E-TYPE-005", f"{len(value)} values for {rank} spatial axes")
@@ -70,11 +71,32 @@ def _per_axis(el: Elaborator, value: Any, rank: int) -> tuple[int, ...]:
     return (el.size(value),) * rank
 
 
+def pads(el: Elaborator, pad: Any, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """How much is added before and after each spatial axis."""
+    if isinstance(pad, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in pad):
+        if len(pad) != rank:
+            el.fail("E-TYPE-005", f"{len(pad)} pairs for {rank} spatial axes")
+        return tuple(el.size(low) for low, _ in pad), tuple(el.size(high) for _, high in pad)
+    both = per_axis(el, pad, rank)
+    return both, both
+
+
 @builtin("conv")
 def conv(
-    el: Elaborator, x: Any, kernel: Any, *, stride: Any = 1, pad: Any = 0, dilation: Any = 1, groups: Any = 1
+    el: Elaborator,
+    x: Any,
+    kernel: Any,
+    *,
+    stride: Any = 1,
+    pad: Any = 0,
+    dilation: Any = 1,
+    groups: Any = 1,
+    transposed: Any = False,
 ) -> Value:
-    """`(conv x kernel)`: x (batch spatial… channels), kernel (spatial… in out), cross-correlated."""
+    """`(conv x kernel)`: x (batch spatial… channels), kernel (spatial… in out), cross-correlated.
+
+    Transposed, each element of x adds the kernel, as it is, to the result, `stride` apart; `pad` is cut off it.
+    """
     x, kernel = el.tensor(x), el.tensor(kernel)
     rank = x.rank - 2
     if rank < 1 or rank > 3 or kernel.rank != x.rank:
@@ -82,19 +104,19 @@ def conv(
             "E-TYPE-002",
             f"`conv` takes x (batch spatial… channels) and a kernel (spatial… in out), not {x.type} and {kernel.type}",
         )
-    lows = highs = _per_axis(el, pad, rank) if not _pairs(pad) else ()
-    if _pairs(pad):
-        lows = tuple(el.size(low) for low, _ in pad)
-        highs = tuple(el.size(high) for _, high in pad)
+    if not isinstance(transposed, bool):
+        el.fail("E-TYPE-006", f"`:transposed` is true or false, not {kind_of(transposed)}")
+    lows, highs = pads(el, pad, rank)
+    steps, spread, ones = per_axis(el, stride, rank), per_axis(el, dilation, rank), (1,) * rank
     b = el.require_trace().builder
     left, right = _operands(el, "conv", [x, kernel])
+    if transposed:
+        right = b.op("reverse", right, axes=tuple(range(rank)))
+        reach = [gap * (taps - 1) for gap, taps in zip(spread, kernel.shape[:-2], strict=True)]
+        lows, highs = (tuple(r - p for r, p in zip(reach, cut, strict=True)) for cut in (lows, highs))
     result = b.op(
         "conv", left, right,
-        stride=_per_axis(el, stride, rank), low=lows, high=highs, dilation=_per_axis(el, dilation, rank),
-        input_dilation=(1,) * rank, groups=el.size(groups),
+        stride=ones if transposed else steps, low=lows, high=highs, dilation=spread,
+        input_dilation=steps if transposed else ones, groups=el.size(groups),
     )  # fmt: skip
     return b.cast(result, x.dtype)
-
-
-def _pairs(pad: Any) -> bool:
-    return isinstance(pad, tuple) and all(isinstance(p, tuple) and len(p) == 2 for p in pad)

@@ -62,3 +62,21 @@ def categorical(el: Elaborator, logits: Any) -> Value:
     draw = b.op("maximum", _draw(el, "random-uniform", "categorical", logits.shape), b.like(2.0**-25, wide))
     gumbel = b.neg(b.op("log", b.neg(b.op("log", draw))))
     return b.op("argmax", b.add(wide, gumbel), axis=logits.rank - 1)
+
+
+@builtin("permutation")
+def permutation(el: Elaborator, type: Any) -> Value:
+    """`(permutation n)` or `(permutation (i32 … n))`: the numbers below n in random order, along the last axis.
+
+    The order of as many keys of 48 random bits; of equal keys the lower place comes first.
+    """
+    wanted = TensorType("i32", (el.size(type),)) if isinstance(type, int | float) else type_value(el, type)
+    if not wanted.is_integer or not wanted.rank:
+        el.fail("E-TYPE-001", f"a permutation has no type {wanted}", help="(permutation n) or (permutation (i32 n))")
+    b = el.require_trace().builder
+    draw = _draw(el, "random-uniform", "permutation", (2, *wanted.shape))
+    words = b.cast(b.scale(draw, 2.0**24), "i64")
+    high, low = (b.reshape(b.slice(words, 0, i, i + 1), wanted.shape) for i in (0, 1))
+    keys = b.add(b.mul(high, b.like(1 << 24, high)), low)
+    _, places = b.node("sort", (keys,), {"axis": wanted.rank - 1, "descending": False}).outputs
+    return b.cast(places, wanted.dtype)

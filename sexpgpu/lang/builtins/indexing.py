@@ -1,4 +1,4 @@
-"""Reading and writing by index."""
+"""Reading and writing by index, and order."""
 
 from __future__ import annotations
 
@@ -73,3 +73,27 @@ def one_hot(el: Elaborator, i: Any, size: Any) -> Value:
     shape = (*ids.shape, n)
     hit = b.op("eq", b.broadcast(ids, shape, range(ids.rank)), b.iota(ids.dtype, shape, ids.rank))
     return b.cast(hit, "f32")
+
+
+def _selected(el: Elaborator, op: str, x: Any, axis: Any, **attrs: Any) -> tuple[Value, Value]:
+    x = el.tensor(x)
+    if x.dtype == "bool":
+        el.fail("E-TYPE-001", f"`{op}` of {x.type}", help="(cast x i32) first")
+    b = el.require_trace().builder
+    wide = b.cast(x, "f32") if x.dtype == "bf16" else x
+    values, places = b.node(op, (wide,), {"axis": el.axis(axis, x.rank), **attrs}).outputs
+    return b.cast(values, x.dtype), places
+
+
+@builtin("sort")
+def sort(el: Elaborator, x: Any, *, axis: Any = -1, descending: Any = False) -> tuple[Value, Value]:
+    """`(sort x :axis -1 :descending false)`: x in order along an axis, and the places that it came from."""
+    if not isinstance(descending, bool):
+        el.fail("E-TYPE-006", f"`:descending` is true or false, not {kind_of(descending)}")
+    return _selected(el, "sort", x, axis, descending=descending)
+
+
+@builtin("top-k")
+def top_k(el: Elaborator, x: Any, k: Any, *, axis: Any = -1) -> tuple[Value, Value]:
+    """`(top-k x k :axis -1)`: the k largest along an axis, largest first, and their places."""
+    return _selected(el, "top-k", x, axis, k=el.size(k))

@@ -1,0 +1,78 @@
+"""`pool`: the largest, or the mean, of windows, one spatial axis after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sexpgpu.ir.graph import Value
+from sexpgpu.lang.builtins.contraction import pads, per_axis
+from sexpgpu.lang.builtins.registry import builtin
+from sexpgpu.lang.elaborator import Elaborator
+
+
+@builtin("pool", words=("kind",))
+def pool(el: Elaborator, x: Any, *, window: Any = None, kind: Any = "max", stride: Any = None, pad: Any = 0) -> Value:
+    """`(pool x :kind max :window 2 :stride 2 :pad 0)`: x (batch spatial… channels) in windows, their max or mean.
+
+    The stride is the window's size where nothing else is said. A window that does not fit is left out, and places
+    that `pad` adds never count. The gradient of `max` goes to the first maximum of a window, in row-major order.
+    """
+    x = el.tensor(x)
+    rank = x.rank - 2
+    if not 1 <= rank <= 3:
+        el.fail("E-TYPE-002", f"`pool` takes x (batch spatial… channels) with one to three spatial axes, not {x.type}")
+    if kind not in ("max", "mean"):
+        el.fail("E-FORM-003", f"`:kind` is max or mean, not `{kind}`")
+    if window is None:
+        el.fail("E-CALL-002", "`pool` needs `:window`, its size along the spatial axes", help="(pool x :window 2)")
+    if not x.type.is_float:
+        el.fail("E-TYPE-001", f"`pool` of {x.type}", help="(cast x f32) first")
+    sizes = per_axis(el, window, rank)
+    steps = sizes if stride is None else per_axis(el, stride, rank)
+    lows, highs = pads(el, pad, rank)
+    b = el.require_trace().builder
+    result = b.cast(x, "f32") if x.dtype == "bf16" else x
+    # The last axis first: then the first maximum of a row, and of those the first, is the first of the window.
+    for i in reversed(range(rank)):
+        size, step, low, high = sizes[i], steps[i], lows[i], highs[i]
+        if size < 1 or step < 1:
+            el.fail("E-TYPE-005", "the window and the stride of `pool` are at least 1")
+        if max(low, high) >= size:
+            el.fail("E-TYPE-005", f"`pool` adds {max(low, high)} places to spatial axis {i}, whose window has {size}",
+                    help="a window of added places alone would hold nothing")  # fmt: skip
+        if low + x.shape[i + 1] + high < size or not x.shape[i + 1]:
+            el.fail("E-TYPE-002", f"the window of {size} is wider than the padded spatial axis {i} of {x.type}")
+        result = _along(el, result, i + 1, kind == "max", size, step, low, high)
+    return b.cast(result, x.dtype)
+
+
+def _along(el: Elaborator, x: Value, axis: int, largest: bool, window: int, step: int, low: int, high: int) -> Value:
+    b = el.require_trace().builder
+    size = x.shape[axis]
+    if low or high:
+        ends = []
+        for count in (low, high):
+            shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+            ends.append([b.constant(float("-inf") if largest else 0.0, x.type.with_shape(shape))] if count else [])
+        x = b.op("concat", *ends[0], x, *ends[1], axis=axis)
+    places = (x.shape[axis] - window) // step + 1
+    result = None
+    for tap in range(window):
+        taken = _strided(el, x, axis, tap, step, places)
+        result = taken if result is None else b.op("maximum" if largest else "add", result, taken)
+    assert result is not None
+    if largest:
+        return result
+    inside = [min(p * step + window, low + size) - max(p * step, low) for p in range(places)]
+    if len(set(inside)) == 1:
+        return b.scale(result, 1.0 / inside[0])
+    shares = el.tensor(tuple([1.0 / n for n in inside]), x.dtype)
+    return b.mul(result, b.broadcast(shares, result.shape, (axis,)))
+
+
+def _strided(el: Elaborator, x: Value, axis: int, first: int, step: int, count: int) -> Value:
+    starts: Sequence[int] = [first if a == axis else 0 for a in range(x.rank)]
+    stops = [first + (count - 1) * step + 1 if a == axis else n for a, n in enumerate(x.shape)]
+    steps = [step if a == axis else 1 for a in range(x.rank)]
+    return el.require_trace().builder.op("slice", x, starts=tuple(starts), stops=tuple(stops), steps=tuple(steps))
