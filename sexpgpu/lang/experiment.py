@@ -13,6 +13,7 @@ from sexpgpu.data import Dataset, Loader
 from sexpgpu.diagnostics import Diagnostic
 from sexpgpu.ir.graph import Graph, Value
 from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.averages import Average
 from sexpgpu.lang.trace import Initialised, Schedule
 from sexpgpu.source import Span
 
@@ -165,6 +166,7 @@ class Experiment:
     run: Run
     parameters: Mapping[str, Initialised]
     states: Mapping[str, Initialised]
+    averages: Mapping[str, Average]
     loaders: Mapping[str, Loader]
     datasets: Mapping[str, Dataset]
     evaluations: Mapping[str, Evaluation]

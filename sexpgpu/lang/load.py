@@ -19,6 +19,7 @@ from sexpgpu.data import Loader, Rows, Windows
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import DTYPES, TensorType
+from sexpgpu.lang.averages import Average, averaging_rate, weights_name
 from sexpgpu.lang.builtins import BUILTINS
 from sexpgpu.lang.elaborator import Ambient, Elaborator
 from sexpgpu.lang.experiment import (
@@ -165,6 +166,9 @@ class _Loading:
         for loader in self.module.loaders.values():
             collector.attempt(partial(self._loader, loader, seed or 0))
         collector.stop()
+        for average in self.module.averages.values():
+            collector.attempt(partial(self._average, average))
+        collector.stop()
         # The run comes first: parameters and fed scalars stand in the order of training, whatever else a file has.
         run = collector.attempt(partial(self._run, declared, seed or 0))
         evaluations = {
@@ -174,11 +178,14 @@ class _Loading:
             d.name: collector.attempt(partial(self._generator, d, keys.get(d.name, {})))
             for d in self.module.generators.values()
         }
+        for average in self.module.averages.values():
+            collector.attempt(partial(self._over, average.keyed.get("over"), ()))
         collector.stop()
         assert run is not None
+        averages = {name: a.of(self.el.world.parameters) for name, a in self.el.world.averages.items()}
         return Experiment(
             self.source.name, self.source.text, self.overrides, run, self.el.world.parameters, self.el.world.states,
-            self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
+            averages, self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
             tuple(self.module.variants), tuple(self._warnings(run)),
         )  # fmt: skip
 
@@ -263,7 +270,20 @@ class _Loading:
         assert isinstance(value, Function)
         return value
 
-    def _objective(self, form: Form, loader: str | None, training: bool, name: str) -> Objective:
+    def _average(self, declared: Declared) -> None:
+        if declared.plain or "decay" not in declared.keyed:
+            self._fail("E-FORM-001", "this form is (defaverage NAME :over P :decay D)", declared.span)
+        patterns = self._patterns(declared.keyed.get("over"))
+        rate = averaging_rate(self.el, self._eval(declared.keyed["decay"]), declared.keyed["decay"])
+        self.el.world.averages[declared.name] = Average(declared.name, patterns, rate)
+
+    def _weights(self, declared: Declared) -> str | None:
+        form = declared.keyed.get("weights")
+        return None if form is None else weights_name(self.el, self._eval(form), form)
+
+    def _objective(
+        self, form: Form, loader: str | None, training: bool, name: str, weights: str | None = None
+    ) -> Objective:
         fields = self.loaders[loader].fields if loader is not None else {}
         metric = self._metric(form)
         if (
@@ -277,7 +297,9 @@ class _Loading:
                 form.span,
                 help="take (valid (bool _)) as a parameter and leave padded rows out",
             )
-        return trace_objective(self.el, metric, fields, loader, training=training, name=name, span=form.span)
+        return trace_objective(
+            self.el, metric, fields, loader, training=training, name=name, span=form.span, weights=weights
+        )
 
     def _evaluation(self, declared: Declared) -> Evaluation:
         loader = self._loader_named(declared)
@@ -290,8 +312,9 @@ class _Loading:
             batches = self._integer(declared, "batches", 1, 1)
         if not declared.plain:
             self._fail("E-FORM-001", f"the evaluation `{declared.name}` names no metric", declared.span)
+        weights = self._weights(declared)
         objectives = tuple(
-            self._objective(f, loader, False, f"{declared.name}.{i}") for i, f in enumerate(declared.plain)
+            self._objective(f, loader, False, f"{declared.name}.{i}", weights) for i, f in enumerate(declared.plain)
         )
         return Evaluation(declared.name, loader, batches, objectives)
 
@@ -332,8 +355,9 @@ class _Loading:
                     value = _number(text)
             keys[parameter.name] = value
         graphs = trace_generator(
-            self.el, declared.name, keys, self.module.scope, declared.keyed, declared.plain[1:], declared.span
-        )
+            self.el, declared.name, keys, self.module.scope, declared.keyed, declared.plain[1:], declared.span,
+            self._weights(declared),
+        )  # fmt: skip
         return GeneratorGraphs(**{**{f: getattr(graphs, f) for f in graphs.__dataclass_fields__}, "show": show})
 
     def _show(self, declared: Declared) -> tuple[str | None, Any]:

@@ -13,6 +13,7 @@ from sexpgpu.ir.graph import Graph, Value, reachable
 from sexpgpu.ir.program import SLOT
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.arithmetic import arithmetic, broadcast_to, where
+from sexpgpu.lang.averages import weights_name
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.patterns import bind_pattern, parse_parameters, pattern_names, type_value
 from sexpgpu.lang.scope import Scope
@@ -76,7 +77,7 @@ def name_of(el: Elaborator, form: Form, what: str) -> str:
     return form.name
 
 
-LATER_KEYWORDS = ("weights", "lane", "keep-best")
+LATER_KEYWORDS = ("lane", "keep-best")
 
 
 def later(what: str) -> str:
@@ -178,7 +179,7 @@ def _with(el: Elaborator, form: List, scope: Scope) -> Any:
     if "training" in keyed:
         settings["training"] = test(el, keyed["training"], scope, "with :training")
     if "weights" in keyed:
-        el.fail("E-FORM-003", later("`:weights`"), keyed["weights"].span)
+        settings["weights"] = weights_name(el, el.eval(keyed["weights"], scope), keyed["weights"])
     parts = el.path_name(keyed["scope"], scope) if "scope" in keyed else ()
     label = (".".join(parts),) if parts else ()
     with trace.changed(**settings), trace.inside(trace.scope + parts, trace.draws + label):
@@ -374,7 +375,9 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
     elif found.type != type:
         el.fail("E-PARAM-001", f"`{path}` is {type} here and {found.type} elsewhere", form.span,
                 labels=[Label(found.span, f"{found.type} here")])  # fmt: skip
-    return trace.slot(path, type)
+    weights = trace.ambient.weights if word == "param" else None
+    average = None if weights is None else el.world.averages.get(weights)
+    return trace.slot(average.slot(path) if average is not None and average.covers(path) else path, type)
 
 
 def _param(el: Elaborator, form: List, scope: Scope) -> Value:

@@ -43,6 +43,7 @@ class Module:
     evaluations: dict[str, Declared] = field(default_factory=dict)
     updates: dict[str, Declared] = field(default_factory=dict)
     generators: dict[str, Declared] = field(default_factory=dict)
+    averages: dict[str, Declared] = field(default_factory=dict)
     diagnostics: dict[str, Declared] = field(default_factory=dict)
     runs: dict[str, Declared] = field(default_factory=dict)
     datasets: dict[str, Dataset] = field(default_factory=dict)
@@ -254,11 +255,14 @@ FORMS: dict[str, TopLevel] = {
     "defoptimizer": _defoptimizer,
     "defdata": _defdata,
     "defloader": _declared("loader", "loaders", ("batch", "shuffle", "last"), "(defloader NAME VIEW :batch n …)"),
-    "defeval": _declared("eval", "evaluations", ("loader", "batches"), "(defeval NAME :loader L :batches n METRIC …)"),
+    "defeval": _declared(
+        "eval", "evaluations", ("loader", "batches", "weights"), "(defeval NAME :loader L :batches n METRIC …)"
+    ),
     "defupdate": _declared("update", "updates", UPDATE_KEYS, "(defupdate NAME :loss L …)"),
     "defgenerator": _declared(
-        "generator", "generators", ("trips", "carry", "axis", "show"), "(defgenerator NAME (ARGS) … BODY)"
+        "generator", "generators", ("trips", "carry", "axis", "show", "weights"), "(defgenerator NAME (ARGS) … BODY)"
     ),
+    "defaverage": _declared("average", "averages", ("over", "decay"), "(defaverage NAME :over P :decay D)"),
     "defdiagnostic": _declared(
         "diagnostic",
         "diagnostics",
@@ -279,7 +283,7 @@ def mention(names: set[str], form: Form, *, in_variant: bool = False) -> None:
                 mention(names, item)
 
 
-LATER_FORMS = ("include", "defaverage", "defweights")
+LATER_FORMS = ("include", "defweights")
 
 
 def declare(el: Elaborator, module: Module, source: Source) -> list[Diagnostic]:

@@ -59,6 +59,7 @@ class World:
     schedule: Schedule = field(default_factory=Schedule)
     parameters: dict[str, Initialised] = field(default_factory=dict)
     states: dict[str, Initialised] = field(default_factory=dict)
+    averages: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

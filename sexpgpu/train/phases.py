@@ -4,7 +4,7 @@ Flow: `cli` asks for it once per run; the device plans what comes out. Phases of
 
     initialise                  parameters, optimizer states and model states get their first values
     update.U.first / .next      forward and backward of k microbatches; gradients are written / added to
-    update.U.commit             clip, propose, guard; written only if every proposal is finite
+    update.U.commit             clip, propose, average, guard; written only if every proposal is finite
     update.U.commit.diagnosed   the same with the run's diagnostics
     eval.E.I                    metric I of evaluation E on one batch
     generate.G.start / .trip    the carries of a generator before its first trip / one trip
@@ -19,6 +19,7 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Value
 from sexpgpu.ir.program import FEED, RESULT, SLOT, Phase, Program, Slot
 from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.averages import Average, averages_of
 from sexpgpu.lang.experiment import DiagnosticRule, Experiment, LeafRule, Objective, Update
 from sexpgpu.lang.trace import SCALAR_F32
 from sexpgpu.transform.autodiff import differentiate
@@ -62,6 +63,10 @@ def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
         slots[parameter.name] = Slot(parameter.name, parameter.type, "parameter")
     for state in experiment.states.values():
         slots[state.name] = Slot(state.name, state.type, "state")
+    for average in experiment.averages.values():
+        for name in average.parameters:
+            slot = average.slot(name)
+            slots[slot] = Slot(slot, experiment.parameters[name].type, "average")
     phases.append(_initialise(experiment, slots))
     for update in experiment.run.updates:
         parts = _UpdateParts(experiment, update, stacking, slots)
@@ -98,6 +103,8 @@ def _initialise(experiment: Experiment, slots: dict[str, Slot]) -> Phase:
     for owned in (*experiment.parameters.values(), *experiment.states.values()):
         (values[owned.name],) = b.copy(owned.initial)
         outputs.append((SLOT + owned.name, values[owned.name]))
+    for average in experiment.averages.values():
+        outputs += [(SLOT + average.slot(name), values[name]) for name in average.parameters]
     for update in experiment.run.updates:
         for parameter, rule in update.rules.items():
             for state, type, graph in rule.initial:
@@ -176,6 +183,9 @@ class _UpdateParts:
         trios: dict[str, tuple[Value, Value, Value]] = {}
         for name, rule in self.update.rules.items():
             trios[name] = self._propose(b, name, rule, _scaled(b, raw[name], factor), outputs, finite)
+        for name, (_, _, new) in trios.items():
+            for average in averages_of(self.experiment.averages, name):
+                self._guarded(b, average.slot(name), self._averaged(b, average, name, new), outputs, finite)
         for state in self.update.objective.states:
             type = self.experiment.states[state.name].type
             seen = b.input(SLOT + self._slot("fold", state.name, type), type)
@@ -243,6 +253,14 @@ class _UpdateParts:
         for key, value in new.items():
             self._guarded(b, slots[key], value, outputs, finite)
         return p, g, new["p"]
+
+    def _averaged(self, b: Builder, average: Average, parameter: str, new: Value) -> Value:
+        """The average after `new` was committed; where the two are equal it stays what it is."""
+        rate = average.rate
+        factor = b.constant(rate, SCALAR_F32) if isinstance(rate, float) else self._host(b, rate)
+        old = b.cast(b.input(SLOT + average.slot(parameter), new.type), "f32")
+        way = b.sub(b.cast(new, "f32"), old)
+        return b.cast(b.add(old, b.mul(b.broadcast(factor, way.shape, ()), way)), new.dtype)
 
     def _guarded(
         self, b: Builder, slot: str, value: Value, outputs: list[tuple[str, Value]], finite: list[Value]
