@@ -45,7 +45,7 @@ LIBRARY = "std/"
 DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical")
 """Operations whose `:name` is a part of the path that their bits depend on."""
 LATER = frozenset((
-    "scan", "table-scan", "top-k", "sort", "permutation", "pool", "mix", "zip", "streams", "recompute", "group-norm",
+    "scan", "table-scan", "top-k", "sort", "permutation", "pool", "recompute", "group-norm",
     "truncated-normal", "orthogonal", "lion", "muon", "adafactor",
 ))  # fmt: skip
 """Names of the language reference that this version does not have."""

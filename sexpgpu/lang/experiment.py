@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sexpgpu.data import Dataset, Loader
+from sexpgpu.data import BatchSource, Dataset
 from sexpgpu.diagnostics import Diagnostic
 from sexpgpu.ir.graph import Graph, Value
 from sexpgpu.ir.types import TensorType
@@ -167,7 +167,7 @@ class Experiment:
     parameters: Mapping[str, Initialised]
     states: Mapping[str, Initialised]
     averages: Mapping[str, Average]
-    loaders: Mapping[str, Loader]
+    loaders: Mapping[str, BatchSource]
     datasets: Mapping[str, Dataset]
     evaluations: Mapping[str, Evaluation]
     generators: Mapping[str, GeneratorGraphs]

@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.data import Loader, Rows, Windows
+from sexpgpu.data import BatchSource
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import DTYPES, TensorType
@@ -34,7 +34,9 @@ from sexpgpu.lang.experiment import (
     Run,
     Update,
 )
+from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
+from sexpgpu.lang.reading import FormReader
 from sexpgpu.lang.scope import Lazy, Poisoned, Scope
 from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
@@ -133,17 +135,17 @@ def load_experiment(
         sys.setrecursionlimit(before)
 
 
-class _Loading:
+class _Loading(FormReader):
     """One elaboration of one file."""
 
     def __init__(self, source: Source, base: Path, settings: dict[str, str], variant: str | None) -> None:
         self.source = source
-        self.el = Elaborator(SPECIALS)
+        el = Elaborator(SPECIALS)
         library = Module(Scope(_base_scope()), base)
         for text in _library_sources():
-            wrong = declare(self.el, library, text)
+            wrong = declare(el, library, text)
             assert not wrong, wrong
-        self.module = Module(Scope(library.scope), base)
+        super().__init__(el, Module(Scope(library.scope), base))
         collector = _Collector()
         collector.found += declare(self.el, self.module, source)
         collector.stop()
@@ -162,10 +164,13 @@ class _Loading:
         declared = self._choose_run(run_name)
         collector = _Collector()
         seed = collector.attempt(lambda: self._integer(declared, "seed", 0))
-        self.loaders: dict[str, Loader] = {}
-        for loader in self.module.loaders.values():
-            collector.attempt(partial(self._loader, loader, seed or 0))
+        microbatches = collector.attempt(lambda: self._integer(declared, "microbatches", 1, 1))
+        times = collector.attempt(partial(self._times, declared))
+        maker = LoaderMaker(self.el, self.module, seed or 0, microbatches or 1, times or {})
+        for name in self.module.loaders if microbatches and times is not None else ():
+            collector.attempt(partial(maker.make, name))
         collector.stop()
+        self.loaders: dict[str, BatchSource] = maker.made
         for average in self.module.averages.values():
             collector.attempt(partial(self._average, average))
         collector.stop()
@@ -204,54 +209,6 @@ class _Loading:
             self._fail("E-RUN-004", f"this file has {what}", help=remedy)
         return next(iter(runs.values()))
 
-    def _fail(self, code: str, message: str, span: Span | None = None, *, help: str = "") -> Any:
-        self.el.stack = []
-        self.el.fail(code, message, span, help=help)
-
-    def _eval(self, form: Form) -> Any:
-        self.el.stack = []
-        return self.el.eval(form, self.module.scope)
-
-    def _integer(self, declared: Declared, key: str, default: int, least: int = 0) -> int:
-        if key not in declared.keyed:
-            return default
-        form = declared.keyed[key]
-        value = self.el.size(self._eval(form), form.span)
-        if value < least:
-            self._fail("E-TYPE-005", f"`:{key}` is at least {least}, not {value}", form.span)
-        return value
-
-    def _word(self, declared: Declared, key: str, words: Sequence[str], default: str = "") -> str:
-        """A bare word after `key`, one of `words`; the first of them if it is left out."""
-        form = declared.keyed.get(key)
-        if form is None:
-            return default or words[0]
-        if not isinstance(form, Symbol) or form.name not in words:
-            self._fail("E-FORM-003", f"`:{key}` is one of {' '.join(words)}", form.span)
-        assert isinstance(form, Symbol)
-        return form.name
-
-    def _loader(self, declared: Declared, seed: int) -> None:
-        if len(declared.plain) != 1:
-            self._fail("E-FORM-001", "this form is (defloader NAME VIEW :batch n …)", declared.span)
-        view = self._eval(declared.plain[0])
-        if not isinstance(view, Rows | Windows):
-            self._fail("E-TYPE-006", f"{kind_of(view)} is no view of data", declared.plain[0].span,
-                       help="(rows S) or (windows S :length n)")  # fmt: skip
-        if "batch" not in declared.keyed:
-            self._fail("E-FORM-004", f"the loader `{declared.name}` needs `:batch`", declared.span)
-        batch = self._integer(declared, "batch", 1, 1)
-        shuffle = self._eval(declared.keyed["shuffle"]) if "shuffle" in declared.keyed else False
-        if not isinstance(shuffle, bool):
-            self._fail(
-                "E-TYPE-006", f"`:shuffle` is true or false, not {kind_of(shuffle)}", declared.keyed["shuffle"].span
-            )
-        rule = self._word(declared, "last", ("drop", "pad", "error"))
-        self.el.stack = [declared.span]
-        self.loaders[declared.name] = self.el.located(
-            lambda: Loader(declared.name, view, batch, shuffle, rule, seed)  # type: ignore[arg-type]
-        )
-
     def _loader_named(self, declared: Declared) -> str | None:
         form = declared.keyed.get("loader")
         if form is None:
@@ -286,17 +243,15 @@ class _Loading:
     ) -> Objective:
         fields = self.loaders[loader].fields if loader is not None else {}
         metric = self._metric(form)
-        if (
-            loader is not None
-            and self.loaders[loader].last == "pad"
-            and all(p.name != "valid" for p in metric.parameters)
-        ):
-            self._fail(
-                "E-DATA-005",
-                f"the loader `{loader}` pads its last batch, but `{metric.name}` does not read `valid`",
-                form.span,
-                help="take (valid (bool _)) as a parameter and leave padded rows out",
-            )
+        read = [p.name for p in metric.parameters]
+        for prefix, valid in self.loaders[loader].padding.items() if loader is not None else ():
+            if valid not in read and (not prefix or any(name.startswith(prefix) for name in read)):
+                self._fail(
+                    "E-DATA-005",
+                    f"the loader `{loader}` pads its last batch, but `{metric.name}` does not read `{valid}`",
+                    form.span,
+                    help=f"take ({valid} (bool _)) as a parameter and leave padded rows out",
+                )
         return trace_objective(
             self.el, metric, fields, loader, training=training, name=name, span=form.span, weights=weights
         )
@@ -442,10 +397,8 @@ class _Loading:
             )
         return found
 
-    def _run(self, declared: Declared, seed: int) -> Run:
-        collector = _Collector()
-        rules = RuleTracer(self.el)
-        loader = self._loader_named(declared)
+    def _updates(self, declared: Declared) -> list[Declared]:
+        """The forms that say what the updates of a run are: those it names, or itself."""
         if "updates" in declared.keyed:
             form = declared.keyed["updates"]
             names = self._eval(form)
@@ -457,10 +410,19 @@ class _Loading:
             for reference in references:
                 if not isinstance(reference, Reference) or reference.kind != "update":
                     self._fail("E-TYPE-006", f"{kind_of(reference)} is no update", form.span)
-            declared_updates = [self.module.updates[r.name] for r in references]
-        else:
-            declared_updates = [declared]
-        updates = [collector.attempt(partial(self._update, d, loader, rules)) for d in declared_updates]
+            return [self.module.updates[r.name] for r in references]
+        return [declared]
+
+    def _times(self, declared: Declared) -> dict[str, int]:
+        default = self._loader_named(declared)
+        read = [(self._loader_named(d) or default, self._integer(d, "times", 1, 1)) for d in self._updates(declared)]
+        return loader_times(self.el, self.module, [(name, times) for name, times in read if name is not None])
+
+    def _run(self, declared: Declared, seed: int) -> Run:
+        collector = _Collector()
+        rules = RuleTracer(self.el)
+        loader = self._loader_named(declared)
+        updates = [collector.attempt(partial(self._update, d, loader, rules)) for d in self._updates(declared)]
         collector.stop()
         if "steps" not in declared.keyed:
             self._fail("E-FORM-004", "a run needs `:steps`", declared.span)

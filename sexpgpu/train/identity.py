@@ -19,14 +19,7 @@ def experiment_digest(experiment: Experiment, program: Program) -> str:
         "microbatches": run.microbatches,
         "data": {name: data.identity() for name, data in sorted(experiment.datasets.items())},
         "loaders": {
-            name: [
-                repr(sorted(loader.fields.items())),
-                loader.batch_size,
-                loader.shuffle,
-                loader.last,
-                loader.num_rows,
-            ]
-            for name, loader in sorted(experiment.loaders.items())
+            name: loader.identity() for name, loader in sorted(experiment.loaders.items())
         },
     }
     return sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sexpgpu.backend.protocol import Call, Outputs, Session
-from sexpgpu.data import Prefetcher, Windows
+from sexpgpu.data import Prefetcher
 from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import Experiment, Update
 from sexpgpu.train import checkpoint as checkpoints
@@ -272,9 +272,9 @@ class Training:
         """Tokens that one step of the first update reads, where its loader gives windows of text."""
         update = self.experiment.run.updates[0]
         loader = self.experiment.loaders.get(update.loader or "")
-        if loader is None or not isinstance(loader.view, Windows):
+        if loader is None or loader.tokens_per_batch is None:
             return None
-        return loader.batch_size * loader.view.length * self.experiment.run.microbatches * update.times
+        return loader.tokens_per_batch * self.experiment.run.microbatches * update.times
 
     def _record(self, step: int, results: Mapping[str, StepResult], elapsed_ms: float, tokens: int | None) -> None:
         points: dict[str, Any] = {}
