@@ -25,6 +25,7 @@ from sexpgpu.train.folder import RunFolder
 from sexpgpu.train.folds import apply_after, fold_measures, microbatch_results, weighted_mean
 from sexpgpu.train.generation import run_generator, save_sample
 from sexpgpu.train.keys import stream_key
+from sexpgpu.train.lanes import LANE
 from sexpgpu.train.metrics import MetricsWriter
 from sexpgpu.train.phases import Assembly
 from sexpgpu.train.progress import Progress
@@ -112,6 +113,8 @@ class Stepper:
                 for i in range(k)
             ]
             feeds["stream"] = np.asarray(keys[0] if k == 1 else keys)
+        if LANE in phase.feeds:
+            feeds[LANE] = np.asarray(j if k == 1 else range(j, j + k), np.int32)
         if update.loader is not None and update.objective.fields:
             batch = self._batch(update, step)
             feeds.update({n: batch[n.removeprefix("batch.")] for n in phase.feeds if n.startswith("batch.")})

@@ -22,6 +22,15 @@ from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.averages import Average, averages_of
 from sexpgpu.lang.experiment import DiagnosticRule, Experiment, LeafRule, Objective, Update
 from sexpgpu.lang.trace import SCALAR_F32
+from sexpgpu.train.lanes import (
+    first_contents,
+    initial_lanes,
+    lanes_of,
+    proposal_type,
+    read_lanes,
+    slot_type,
+    write_lane,
+)
 from sexpgpu.transform.autodiff import differentiate
 from sexpgpu.transform.passes import FINAL_PASSES, forward_passes, run_passes
 
@@ -62,7 +71,7 @@ def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
     for parameter in experiment.parameters.values():
         slots[parameter.name] = Slot(parameter.name, parameter.type, "parameter")
     for state in experiment.states.values():
-        slots[state.name] = Slot(state.name, state.type, "state")
+        slots[state.name] = Slot(state.name, slot_type(experiment, state), "state")
     for average in experiment.averages.values():
         for name in average.parameters:
             slot = average.slot(name)
@@ -80,7 +89,7 @@ def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
         names[update.name] = UpdateNames(tuple(parts.leaves), tuple(parts.diagnostics))
     for evaluation in experiment.evaluations.values():
         for index, objective in enumerate(evaluation.objectives):
-            phases.append(_evaluation(f"eval.{evaluation.name}.{index}", objective))
+            phases.append(_evaluation(experiment, f"eval.{evaluation.name}.{index}", objective))
     phases += _generators(experiment, slots)
     program = Program(tuple(slots.values()), tuple(phases), run_passes(experiment.schedule.graph(), FINAL_PASSES))
     return Assembly(program, names, stacking)
@@ -102,7 +111,7 @@ def _initialise(experiment: Experiment, slots: dict[str, Slot]) -> Phase:
     values: dict[str, Value] = {}
     for owned in (*experiment.parameters.values(), *experiment.states.values()):
         (values[owned.name],) = b.copy(owned.initial)
-        outputs.append((SLOT + owned.name, values[owned.name]))
+        outputs.append((SLOT + owned.name, first_contents(b, experiment, owned, values[owned.name])))
     for average in experiment.averages.values():
         outputs += [(SLOT + average.slot(name), values[name]) for name in average.parameters]
     for update in experiment.run.updates:
@@ -122,7 +131,8 @@ class _UpdateParts:
         self.update = update
         self.k = stacking
         self.slots = slots
-        self.forward = _forward(update.objective.graph, stacking)
+        self.lanes = lanes_of(experiment, update.objective.graph)
+        self.forward = _forward(update.objective.graph, stacking, [SLOT + state.name for state in self.lanes])
         weight = update.objective.graph.output("weight").node
         self.unit_weight = weight.op == "constant" and weight.attrs["value"] == 1.0
         self.leaves: list[str] = []
@@ -138,7 +148,7 @@ class _UpdateParts:
     def microbatches(self, first: bool) -> Phase:
         """k microbatches: results per microbatch, gradients and folds into their slots."""
         b = Builder()
-        found = _named(b, self.forward)
+        found = _named(b, self.forward, read_lanes(b, self.experiment, self.lanes, self.k))
         value, weight = found["value"], found["weight"]
         outputs = [(RESULT + name, v) for name, v in found.items() if not name.startswith("state:")]
         cotangent = b.op("stop-gradient", weight)
@@ -153,7 +163,13 @@ class _UpdateParts:
             slot = self._slot("weight", "", SCALAR_F32)
             outputs.append((SLOT + slot, add(slot, _sum_of(b, weight))))
         for rule in self.update.objective.states:
-            slot = self._slot("fold", rule.name, self.experiment.states[rule.name].type)
+            state = self.experiment.states[rule.name]
+            slot = self._slot("fold", rule.name, proposal_type(self.experiment, state))
+            if state.lane:
+                proposed = found[f"state:{rule.name}"]
+                entered = write_lane(b, self.experiment, state, slot, proposed, self.k, first=first)
+                outputs.append((SLOT + slot, entered))
+                continue
             seen = _fold_stacked(b, found[f"state:{rule.name}"], rule.reduce, self.k)
             op = {"mean": "add", "sum": "add", "max": "maximum", "min": "minimum"}.get(rule.reduce)
             outputs.append(
@@ -187,8 +203,12 @@ class _UpdateParts:
             for average in averages_of(self.experiment.averages, name):
                 self._guarded(b, average.slot(name), self._averaged(b, average, name, new), outputs, finite)
         for state in self.update.objective.states:
-            type = self.experiment.states[state.name].type
+            owned = self.experiment.states[state.name]
+            type = proposal_type(self.experiment, owned)
             seen = b.input(SLOT + self._slot("fold", state.name, type), type)
+            if owned.lane:
+                self._guarded(b, state.name, b.cast(seen, owned.type.dtype), outputs, finite)
+                continue
             if state.reduce == "mean":
                 seen = b.scale(seen, 1.0 / self.experiment.run.microbatches)
             old = b.input(SLOT + state.name, type)
@@ -296,15 +316,18 @@ class _UpdateParts:
             self.diagnostics.append((rule.name, group))
 
 
-def _forward(graph: Graph, k: int = 1) -> Graph:
-    """A traced graph ready to be differentiated; for k > 1 microbatches every output leads with an axis of k."""
+def _forward(graph: Graph, k: int = 1, lanes: Sequence[str] = ()) -> Graph:
+    """A traced graph ready to be differentiated; for k > 1 microbatches every output leads with an axis of k.
+
+    lanes: inputs, beside those of the batch, that each microbatch has its own of.
+    """
     own = [n for n in graph.input_names if n.startswith(FEED + "batch.") or n == FEED + "stream"]
-    return run_passes(graph, forward_passes(k, own))
+    return run_passes(graph, forward_passes(k, [*own, *lanes]))
 
 
-def _named(b: Builder, graph: Graph) -> dict[str, Value]:
-    """The outputs of `graph`, copied into `b`, by name."""
-    return dict(zip([name for name, _ in graph.outputs], b.copy(graph), strict=True))
+def _named(b: Builder, graph: Graph, inputs: Mapping[str, Value] | None = None) -> dict[str, Value]:
+    """The outputs of `graph`, copied into `b`, by name; `inputs` replaces inputs of it."""
+    return dict(zip([name for name, _ in graph.outputs], b.copy(graph, inputs), strict=True))
 
 
 def _sum_of(b: Builder, value: Value) -> Value:
@@ -336,9 +359,9 @@ def _scaled(b: Builder, g: Value, factor: Value | None) -> Value:
 # Evaluations and generators.
 
 
-def _evaluation(name: str, objective: Objective) -> Phase:
+def _evaluation(experiment: Experiment, name: str, objective: Objective) -> Phase:
     b = Builder()
-    found = _named(b, _forward(objective.graph))
+    found = _named(b, _forward(objective.graph), initial_lanes(b, experiment, objective.graph))
     outputs = [(RESULT + n, v) for n, v in found.items() if not n.startswith("state:")]
     return _finish(name, b, outputs)
 
@@ -352,13 +375,14 @@ def _generators(experiment: Experiment, slots: dict[str, Slot]) -> list[Phase]:
                 slots[slot] = Slot(slot, type, "carry", initialised=False)
         b = Builder()
         outputs: list[tuple[str, Value]] = []
-        for (slot, _), value in zip(generator.carries, b.copy(_forward(generator.start)), strict=True):
+        lanes = initial_lanes(b, experiment, generator.start)
+        for (slot, _), value in zip(generator.carries, b.copy(_forward(generator.start), lanes), strict=True):
             outputs.append((SLOT + slot if has_trips else RESULT + slot, value))
         phases.append(_finish(f"generate.{generator.name}.start", b, outputs))
         if generator.trip is None:
             continue
         b = Builder()
-        values = b.copy(_forward(generator.trip))
+        values = b.copy(_forward(generator.trip), initial_lanes(b, experiment, generator.trip))
         outputs = [(SLOT + slot, v) for (slot, _), v in zip(generator.carries, values, strict=False)]
         emitted = values[len(generator.carries) :]
         outputs += [(RESULT + f"emit:{i}", v) for i, v in enumerate(emitted)]
