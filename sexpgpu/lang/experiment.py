@@ -158,10 +158,11 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A file, elaborated with one variant and its overrides."""
+    """A file, elaborated with one variant and its overrides. included: the texts of files that it includes, by path."""
 
     path: str
     text: str
+    included: Mapping[str, str]
     overrides: Mapping[str, str]
     run: Run
     parameters: Mapping[str, Initialised]

@@ -6,6 +6,7 @@ Flow: `cli` calls `load_experiment`; `check` calls it once per variant.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -125,7 +126,7 @@ def load_experiment(
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
-        return _Loading(source, Path(path).parent, dict(settings or {}), variant).experiment(run, keys or {})
+        return _Loading(source, Path(path), dict(settings or {}), variant).experiment(run, keys or {})
     except RecursionError:
         message = "the forms of this file are nested too deeply to be elaborated"
         raise DiagnosticError(
@@ -138,16 +139,18 @@ def load_experiment(
 class _Loading(FormReader):
     """One elaboration of one file."""
 
-    def __init__(self, source: Source, base: Path, settings: dict[str, str], variant: str | None) -> None:
+    def __init__(self, source: Source, path: Path, settings: dict[str, str], variant: str | None) -> None:
         self.source = source
+        self.path = path
         el = Elaborator(SPECIALS)
-        library = Module(Scope(_base_scope()), base)
+        library = Module(Scope(_base_scope()), path.parent)
         for text in _library_sources():
             wrong = declare(el, library, text)
             assert not wrong, wrong
-        super().__init__(el, Module(Scope(library.scope), base))
+        resolved = path.resolve()
+        super().__init__(el, Module(Scope(library.scope), path.parent, (resolved,)))
         collector = _Collector()
-        collector.found += declare(self.el, self.module, source)
+        collector.found += declare(self.el, self.module, source, resolved)
         collector.stop()
         self.el.defined = self.module.spans
         apply_overrides(self.el, self.module, variant, settings)
@@ -189,10 +192,19 @@ class _Loading(FormReader):
         assert run is not None
         averages = {name: a.of(self.el.world.parameters) for name, a in self.el.world.averages.items()}
         return Experiment(
-            self.source.name, self.source.text, self.overrides, run, self.el.world.parameters, self.el.world.states,
-            averages, self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
+            self.source.name, self.source.text, self._included(), self.overrides, run,
+            self.el.world.parameters, self.el.world.states, averages,
+            self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
             tuple(self.module.variants), tuple(self._warnings(run)),
         )  # fmt: skip
+
+    def _scope(self, declared: Declared) -> Scope:
+        return self.module.scopes[id(declared.span.source)]
+
+    def _included(self) -> dict[str, str]:
+        """The texts of the files that this one includes, by their path from its folder."""
+        folder = self.path.resolve().parent
+        return {os.path.relpath(p, folder): s.text for p, (s, _) in self.module.files.items() if s is not self.source}
 
     def _choose_run(self, name: str | None) -> Declared:
         runs = self.module.runs
@@ -296,7 +308,7 @@ class _Loading(FormReader):
                 self._fail("E-FORM-003", f"the generator `{declared.name}` has no key `{name}`",
                            help=f"`{near}` is a near name" if near else "")  # fmt: skip
         for parameter in parameters:
-            scope = Scope(self.module.scope, dict(keys))
+            scope = Scope(self._scope(declared), dict(keys))
             self.el.stack = []
             if parameter.default is None and parameter.name not in given:
                 self._fail("E-FORM-004", f"the generator `{declared.name}` needs `--{parameter.name}`", declared.span)
@@ -310,7 +322,7 @@ class _Loading(FormReader):
                     value = _number(text)
             keys[parameter.name] = value
         graphs = trace_generator(
-            self.el, declared.name, keys, self.module.scope, declared.keyed, declared.plain[1:], declared.span,
+            self.el, declared.name, keys, self._scope(declared), declared.keyed, declared.plain[1:], declared.span,
             self._weights(declared),
         )  # fmt: skip
         return GeneratorGraphs(**{**{f: getattr(graphs, f) for f in graphs.__dataclass_fields__}, "show": show})
@@ -480,9 +492,8 @@ class _Loading(FormReader):
             self._fail("E-FORM-001", "this form is (defdiagnostic NAME (p g new) … BODY)", declared.span)
         head = declared.plain[0]
         assert isinstance(head, List)
-        function = Function(
-            declared.name, parse_parameters(self.el, head.items), declared.plain[1:], self.module.scope, declared.span
-        )
+        parameters = parse_parameters(self.el, head.items)
+        function = Function(declared.name, parameters, declared.plain[1:], self._scope(declared), declared.span)
         moved = [name for update in updates for name in update.rules]
         names = self._over(declared.keyed.get("over"), moved)
         groups = {name: name for name in names}
@@ -520,7 +531,8 @@ class _Loading(FormReader):
                 )  # fmt: skip
         for name, span in self.module.spans.items():
             by_command = (self.module.runs, self.module.evaluations, self.module.generators)
-            if name in self.module.mentioned or any(name in table for table in by_command):
+            known = name in self.module.mentioned or any(name in table for table in by_command)
+            if known or span.source is not self.source:
                 continue
             found.append(Diagnostic("W-NAME-001", f"`{name}` is defined, but nothing uses it", span))
         size = sum(parameter.type.size for parameter in self.el.world.parameters.values())

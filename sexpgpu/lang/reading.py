@@ -24,7 +24,7 @@ class FormReader:
 
     def _eval(self, form: Form) -> Any:
         self.el.stack = []
-        return self.el.eval(form, self.module.scope)
+        return self.el.eval(form, self.module.scope_of(form))
 
     def _integer(self, declared: Declared, key: str, default: int, least: int = 0) -> int:
         if key not in declared.keyed:

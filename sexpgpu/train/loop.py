@@ -343,6 +343,7 @@ class Training:
             "seed": self.experiment.run.seed,
             "file_text": self.experiment.text,
             "overrides": dict(self.experiment.overrides),
+            "included": dict(self.experiment.included),
             "roles": {slot.name: slot.role for slot in slots},
         }
         path = checkpoints.save(self.folder.checkpoints, step, tensors, meta)
