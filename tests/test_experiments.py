@@ -21,6 +21,7 @@ CASES = {
     "04-resnet": ["--variant", "smoke"],
     "06-vae": ["--variant", "smoke"],
     "07-diffusion": ["--variant", "smoke"],
+    "12-lora": ["--variant", "smoke"],
     "13-contrastive": ["--variant", "smoke"],
     "14-seq2seq": ["--variant", "smoke"],
     "17-diagnostics": ["--variant", "smoke"],

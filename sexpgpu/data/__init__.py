@@ -14,6 +14,7 @@ from sexpgpu.data.mixture import Mixture, StreamLoader, Zipped
 from sexpgpu.data.prefetch import Prefetcher
 from sexpgpu.data.spec import PYTHON_TOPICS, ArraysSpec, DataSpec, TextSpec, TokensSpec
 from sexpgpu.data.views import Part, Rows, Source, Streams, View, Windows
+from sexpgpu.data.weights import StoredArray, WeightFiles, open_weights
 
 __all__ = [
     "PYTHON_TOPICS",
@@ -28,13 +29,16 @@ __all__ = [
     "Prefetcher",
     "Rows",
     "Source",
+    "StoredArray",
     "StreamLoader",
     "Streams",
     "TextSpec",
     "TokenStream",
     "TokensSpec",
     "View",
+    "WeightFiles",
     "Windows",
     "Zipped",
     "open_dataset",
+    "open_weights",
 ]

@@ -15,6 +15,7 @@ from sexpgpu.ir.graph import Graph, Value
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.averages import Average
 from sexpgpu.lang.trace import Initialised, Schedule
+from sexpgpu.lang.weights import ImportedWeight
 from sexpgpu.source import Span
 
 DEFAULT_MICROBATCHES = 1
@@ -168,6 +169,7 @@ class Experiment:
     parameters: Mapping[str, Initialised]
     states: Mapping[str, Initialised]
     averages: Mapping[str, Average]
+    weights: Mapping[str, ImportedWeight]
     loaders: Mapping[str, BatchSource]
     datasets: Mapping[str, Dataset]
     evaluations: Mapping[str, Evaluation]

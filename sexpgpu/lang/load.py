@@ -43,6 +43,7 @@ from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
+from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, List, String, Symbol, load_source
 
@@ -191,9 +192,10 @@ class _Loading(FormReader):
         collector.stop()
         assert run is not None
         averages = {name: a.of(self.el.world.parameters) for name, a in self.el.world.averages.items()}
+        weights = WeightReader(self.el, self.module, self.el.world.parameters).read()
         return Experiment(
             self.source.name, self.source.text, self._included(), self.overrides, run,
-            self.el.world.parameters, self.el.world.states, averages,
+            self.el.world.parameters, self.el.world.states, averages, weights,
             self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
             tuple(self.module.variants), tuple(self._warnings(run)),
         )  # fmt: skip

@@ -52,6 +52,7 @@ class Module:
     updates: dict[str, Declared] = field(default_factory=dict)
     generators: dict[str, Declared] = field(default_factory=dict)
     averages: dict[str, Declared] = field(default_factory=dict)
+    weights: list[Declared] = field(default_factory=list)
     diagnostics: dict[str, Declared] = field(default_factory=dict)
     runs: dict[str, Declared] = field(default_factory=dict)
     datasets: dict[str, Dataset] = field(default_factory=dict)
@@ -60,6 +61,11 @@ class Module:
     def scope_of(self, form: Form) -> Scope:
         """Where the names of `form` resolve: in the file that it is written in."""
         return self.scopes.get(id(form.span.source), self.scope)
+
+    def folder_of(self, form: Form) -> Path:
+        """The folder of the file that `form` is written in."""
+        own = (path.parent for path, (source, _) in self.files.items() if source is form.span.source)
+        return next(own, self.base)
 
 
 TopLevel = Callable[[Elaborator, Module, List], None]
@@ -272,6 +278,15 @@ def _include(el: Elaborator, module: Module, form: List) -> None:
         module.scope.names.setdefault(name, value)
 
 
+def _defweights(el: Elaborator, module: Module, form: List) -> None:
+    shape = '(defweights PREFIX FILE (OURS THEIRS "o i -> i o") …)'
+    if len(form.items) < 3 or not isinstance(form.items[1], Symbol | String):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    prefix = form.items[1]
+    name = prefix.name if isinstance(prefix, Symbol) else prefix.value
+    module.weights.append(Declared(name, form.span, form.items[2:], {}))
+
+
 def _declared(kind: str, table: str, allowed: Sequence[str], shape: str) -> TopLevel:
     def top(el: Elaborator, module: Module, form: List) -> None:
         name = _name(el, module, form, shape)
@@ -306,6 +321,7 @@ FORMS: dict[str, TopLevel] = {
         "generator", "generators", ("trips", "carry", "axis", "show", "weights"), "(defgenerator NAME (ARGS) … BODY)"
     ),
     "defaverage": _declared("average", "averages", ("over", "decay"), "(defaverage NAME :over P :decay D)"),
+    "defweights": _defweights,
     "defdiagnostic": _declared(
         "diagnostic",
         "diagnostics",
@@ -326,9 +342,6 @@ def mention(names: set[str], form: Form, *, in_variant: bool = False) -> None:
                 mention(names, item)
 
 
-LATER_FORMS = ("defweights",)
-
-
 def declare(el: Elaborator, module: Module, source: Source, path: Path | None = None) -> list[Diagnostic]:
     """Enter every form of `source` in `module`; gives what was wrong, all of it. path: the file, resolved."""
     if path is not None:
@@ -344,8 +357,6 @@ def declare(el: Elaborator, module: Module, source: Source, path: Path | None = 
             if not isinstance(form, List) or not form.items or not isinstance(form.items[0], Symbol):
                 el.fail("E-FORM-002", "a file is made of forms such as (def …) or (defmodel …)", form.span)
             head = form.items[0].name
-            if head in LATER_FORMS:
-                el.fail("E-FORM-002", later(f"`{head}`"), form.items[0].span, help=f"this one has: {', '.join(FORMS)}")
             if head not in FORMS:
                 near = nearest(head, FORMS)
                 el.fail("E-FORM-002", f"`{head}` is no top-level form", form.items[0].span,

@@ -27,7 +27,7 @@ from sexpgpu.train.generation import run_generator, save_sample
 from sexpgpu.train.keys import stream_key
 from sexpgpu.train.lanes import LANE
 from sexpgpu.train.metrics import MetricsWriter
-from sexpgpu.train.phases import Assembly
+from sexpgpu.train.phases import WEIGHTS, Assembly
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.schedule import HostSchedule
 from sexpgpu.train.status import StatusFile
@@ -69,6 +69,7 @@ class Stepper:
         feeds = {name: host[name] for name in phase.feeds if name in host}
         if "stream" in phase.feeds:
             feeds["stream"] = np.asarray(stream_key(self.experiment.run.seed, "initialise"))
+        feeds.update({WEIGHTS + name: weight.read() for name, weight in self.experiment.weights.items()})
         self.session.run([Call("initialise", feeds)]).result()
 
     def step(self, step: int) -> dict[str, StepResult]:

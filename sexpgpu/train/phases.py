@@ -34,6 +34,8 @@ from sexpgpu.train.lanes import (
 from sexpgpu.transform.autodiff import differentiate
 from sexpgpu.transform.passes import FINAL_PASSES, forward_passes, run_passes
 
+WEIGHTS = "weights."
+"""Prefix of the feeds of `initialise` that bring published weights."""
 CLIP_EPSILON = 1e-6
 """Added to the gradient norm that `:clip` divides by."""
 
@@ -110,7 +112,10 @@ def _initialise(experiment: Experiment, slots: dict[str, Slot]) -> Phase:
     outputs: list[tuple[str, Value]] = []
     values: dict[str, Value] = {}
     for owned in (*experiment.parameters.values(), *experiment.states.values()):
-        (values[owned.name],) = b.copy(owned.initial)
+        if owned.name in experiment.weights:
+            values[owned.name] = b.input(FEED + WEIGHTS + owned.name, owned.type)
+        else:
+            (values[owned.name],) = b.copy(owned.initial)
         outputs.append((SLOT + owned.name, first_contents(b, experiment, owned, values[owned.name])))
     for average in experiment.averages.values():
         outputs += [(SLOT + average.slot(name), values[name]) for name in average.parameters]
