@@ -71,6 +71,7 @@ class Elaborator:
         self.defined: dict[str, Span] = {}
         self.operands: list[Form] = []
         self.warnings: list[Diagnostic] = []
+        self.call_generator: Callable[..., Any] | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -296,12 +297,8 @@ class Elaborator:
                 self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span,
                           help="elements are read with (gather x i) or (slice x a b)")  # fmt: skip
             case Reference(kind="generator"):
-                self.fail(
-                    "E-CALL-001",
-                    f"the generator `{function.name}` is called, which belongs to a later version of the language",
-                    span,
-                    help="this one generates from the command line and in runs",
-                )
+                assert self.call_generator is not None
+                return self.call_generator(function.name, tuple(positional), keywords, span, bound)
         self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span)
 
     def _apply_builtin(

@@ -43,6 +43,25 @@ class StateRule:
 
 
 @dataclass(frozen=True, eq=False)
+class InnerGenerator:
+    """A generator that a loss calls, before its own graph runs.
+
+    arguments: the slice of the loss that computes what it is given; start and trip read that from slots. Outputs of
+    the three are named after the slots they fill; what a trip emits fills one entry of a slot. num_trips 0 with no
+    trip: the outputs of `start` are the value.
+    """
+
+    name: str
+    arguments: Graph
+    start: Graph
+    trip: Graph | None
+    num_trips: int
+    arguments_of: tuple[tuple[str, TensorType], ...]
+    carries: tuple[tuple[str, TensorType], ...]
+    emits: tuple[tuple[str, TensorType], ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Objective:
     """A metric elaborated for one loader, training or not.
 
@@ -55,6 +74,7 @@ class Objective:
     measures: tuple[MeasureInfo, ...]
     states: tuple[StateRule, ...]
     fields: tuple[str, ...]
+    generators: tuple[InnerGenerator, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

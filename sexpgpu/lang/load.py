@@ -35,6 +35,7 @@ from sexpgpu.lang.experiment import (
     Run,
     Update,
 )
+from sexpgpu.lang.inner import call_generator
 from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
@@ -154,6 +155,9 @@ class _Loading(FormReader):
         collector.found += declare(self.el, self.module, source, resolved)
         collector.stop()
         self.el.defined = self.module.spans
+        self.el.call_generator = lambda name, *call: call_generator(
+            self.el, self.module, self.module.generators[name], *call
+        )
         apply_overrides(self.el, self.module, variant, settings)
         self.overrides = {"variant": variant or "", **settings}
         for name, value in list(self.module.scope.names.items()):
@@ -186,6 +190,7 @@ class _Loading(FormReader):
         generators = {
             d.name: collector.attempt(partial(self._generator, d, keys.get(d.name, {})))
             for d in self.module.generators.values()
+            if not self._takes_values(d)
         }
         for average in self.module.averages.values():
             collector.attempt(partial(self._over, average.keyed.get("over"), ()))
@@ -293,15 +298,6 @@ class _Loading(FormReader):
         head = declared.plain[0]
         assert isinstance(head, List)
         parameters = parse_parameters(self.el, head.items)
-        positional = [p.name for p in parameters if not p.keyword]
-        if positional:
-            self._fail(
-                "E-FORM-001",
-                f"the generator `{declared.name}` takes `{positional[0]}` by position, which only a loss "
-                "can give, and that belongs to a later version of the language",
-                declared.span,
-                help=f"give it a key with a default: :{positional[0]} V",
-            )
         show, dataset = self._show(declared)
         keys: dict[str, Any] = {}
         for name in given:
@@ -328,6 +324,13 @@ class _Loading(FormReader):
             self._weights(declared),
         )  # fmt: skip
         return GeneratorGraphs(**{**{f: getattr(graphs, f) for f in graphs.__dataclass_fields__}, "show": show})
+
+    def _takes_values(self, declared: Declared) -> bool:
+        """Whether a generator has positional arguments, which only a loss can give."""
+        match declared.plain:
+            case (List(items=items), *_):
+                return any(not p.keyword for p in parse_parameters(self.el, items))
+        return False
 
     def _show(self, declared: Declared) -> tuple[str | None, Any]:
         form = declared.keyed.get("show")
@@ -400,13 +403,14 @@ class _Loading(FormReader):
             found[name] = rules.trace(rule, leaf.type)
         if not found:
             patterns = declared.keyed.get("over")
+            owned = [n for n in read if n in self.el.world.parameters or n in self.el.world.states]
             within = f" of {patterns.span.text}" if patterns is not None else ""
             self._fail(
                 "E-FORM-004",
                 f"`{declared.name}` has an optimizer, but its loss `{objective.name}` reaches no parameter{within}",
                 form.span,
-                help=f"it reaches: {_some(read)}"
-                if read
+                help=f"it reaches: {_some(owned)}"
+                if owned
                 else "parameters are made by `param`, in `linear` for instance",
             )
         return found
@@ -464,6 +468,9 @@ class _Loading(FormReader):
                 if not isinstance(reference, Reference) or reference.kind != kind:
                     self._fail("E-TYPE-006", f"`:{key}` names {kind_of(reference)}", form.span,
                                help=f"(every 100 NAME) of a `def{kind}`")  # fmt: skip
+                if kind == "generator" and self._takes_values(self.module.generators[reference.name]):
+                    self._fail("E-FORM-001", f"the generator `{reference.name}` takes values by position, which only "
+                               "a loss can give", form.span, help="give it keys with defaults: :key V")  # fmt: skip
                 found.append(Event(every, reference.name))
         return tuple(found)
 

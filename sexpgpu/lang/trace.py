@@ -110,6 +110,8 @@ class Trace:
         self.measures: dict[str, Measured] = {}
         self.state_sets: dict[str, StateSet] = {}
         self.trip: Value | None = None
+        self.calls_generators = False
+        self.generators: list[Any] = []
         self.num_gradients = 0
         self.effects_refused: str | None = None
         self.params_refused: str | None = None

@@ -35,6 +35,7 @@ def trace_objective(
     """
     trace = Trace(el.world, Ambient(training=training, weights=weights), name)
     trace.draws = (metric.name,)
+    trace.calls_generators = training
     el.trace = trace
     el.stack = []
     try:
@@ -69,7 +70,8 @@ def trace_objective(
         for s in trace.state_sets.values():
             outputs.append((f"state:{s.name}", s.value))
             states.append(StateRule(s.name, s.reduce, s.using))
-        return Objective(metric.name, b.graph(name, outputs), tuple(measures), tuple(states), tuple(used))
+        return Objective(metric.name, b.graph(name, outputs), tuple(measures), tuple(states), tuple(used),
+                         tuple(trace.generators))  # fmt: skip
     finally:
         el.trace = None
 
@@ -162,12 +164,12 @@ def trace_diagnostic(el: Elaborator, function: Function, type: TensorType) -> Gr
         el.trace = None
 
 
-def _leaves(el: Elaborator, value: Any, like: Sequence[Value] = ()) -> list[Value]:
+def leaves_of(el: Elaborator, value: Any, like: Sequence[Value] = ()) -> list[Value]:
     """The tensors of a carry. like: what it was before, whose dtype a lone number takes."""
     if isinstance(value, tuple):
         if like and len(like) == len(value):
-            return [leaf for part, old in zip(value, like, strict=True) for leaf in _leaves(el, part, [old])]
-        return [leaf for part in value for leaf in _leaves(el, part)]
+            return [leaf for part, old in zip(value, like, strict=True) for leaf in leaves_of(el, part, [old])]
+        return [leaf for part in value for leaf in leaves_of(el, part)]
     if len(like) == 1 and isinstance(value, int | float | HostScalar):
         return [el.tensor(value, like[0].dtype)]
     if isinstance(value, int | float) and not isinstance(value, bool):
@@ -175,9 +177,10 @@ def _leaves(el: Elaborator, value: Any, like: Sequence[Value] = ()) -> list[Valu
     return [el.tensor(value)]
 
 
-def _rebuild(template: Any, leaves: Any) -> Any:
+def rebuild(template: Any, leaves: Any) -> Any:
+    """A carry like `template` of the next of `leaves`."""
     if isinstance(template, tuple):
-        return tuple(_rebuild(part, leaves) for part in template)
+        return tuple(rebuild(part, leaves) for part in template)
     return next(leaves)
 
 
@@ -201,7 +204,7 @@ def trace_generator(
                 el.fail("E-FORM-004", "a generator with `:carry` needs `:trips`", span)
             result = el.eval_body(body, local)
             el.stack = [body[-1].span]
-            values = _leaves(el, result)
+            values = leaves_of(el, result)
             outputs = [(f"carry:{i}", v) for i, v in enumerate(values)]
             graph = start.builder.graph(start.name, outputs)
             carries = tuple((f"generate.{name}/{i}", v.type) for i, v in enumerate(values))
@@ -217,7 +220,7 @@ def trace_generator(
             holder = Scope()
             bind_pattern(el, pattern, el.eval(form, inner), holder)
             named.update(holder.names)
-        leaves = {n: _leaves(el, v) for n, v in named.items()}
+        leaves = {n: leaves_of(el, v) for n, v in named.items()}
         flat = [v for values in leaves.values() for v in values]
         start_graph = start.builder.graph(start.name, [(f"carry:{i}", v) for i, v in enumerate(flat)])
         trip = Trace(el.world, ambient, f"{name}.trip")
@@ -227,7 +230,7 @@ def trace_generator(
         el.trace = trip
         slots = tuple((f"generate.{name}/{i}", v.type) for i, v in enumerate(flat))
         restored = iter([trip.builder.input(SLOT + slot, type) for slot, type in slots])
-        names = {n: _rebuild(v, restored) for n, v in named.items()}
+        names = {n: rebuild(v, restored) for n, v in named.items()}
         names.update({n: trip.trip for n in pattern_names(counter)})
         result = el.eval_body(body, Scope(local, names))
         carried = {n: names[n] for n in named}
@@ -237,12 +240,12 @@ def trace_generator(
         after, emitted = advance(el, result, carried, body[-1].span)
         carried_on: list[Value] = []
         for n, values in after.items():
-            new = _leaves(el, values, leaves[n])
+            new = leaves_of(el, values, leaves[n])
             if [v.type for v in new] != [v.type for v in leaves[n]]:
                 el.fail("E-TYPE-003", f"the carry `{n}` begins as {_types(leaves[n])} and becomes {_types(new)}",
                         help="a carry keeps its shape and dtype from trip to trip")  # fmt: skip
             carried_on += new
-        flat_emits = [leaf for e in emitted for leaf in _leaves(el, e)]
+        flat_emits = [leaf for e in emitted for leaf in leaves_of(el, e)]
         outputs = [(f"carry:{i}", v) for i, v in enumerate(carried_on)]
         outputs += [(f"emit:{i}", v) for i, v in enumerate(flat_emits)]
         trip_graph = trip.builder.graph(trip.name, outputs)

@@ -3,6 +3,7 @@
 Flow: `cli` asks for it once per run; the device plans what comes out. Phases of a run:
 
     initialise                  parameters, optimizer states and model states get their first values
+    update.U.generate.G.start / .trip    a generator that the loss calls, before each of the following
     update.U.first / .next      forward and backward of k microbatches; gradients are written / added to
     update.U.commit             clip, propose, average, guard; written only if every proposal is finite
     update.U.commit.diagnosed   the same with the run's diagnostics
@@ -22,6 +23,7 @@ from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.averages import Average, averages_of
 from sexpgpu.lang.experiment import DiagnosticRule, Experiment, LeafRule, Objective, Update
 from sexpgpu.lang.trace import SCALAR_F32
+from sexpgpu.train.inner import batched_inputs, generator_phases, read_generated
 from sexpgpu.train.lanes import (
     first_contents,
     initial_lanes,
@@ -80,6 +82,7 @@ def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
             slots[slot] = Slot(slot, experiment.parameters[name].type, "average")
     phases.append(_initialise(experiment, slots))
     for update in experiment.run.updates:
+        phases += generator_phases(experiment, update, stacking, slots)
         parts = _UpdateParts(experiment, update, stacking, slots)
         phases.append(parts.microbatches(first=True))
         if experiment.run.microbatches > stacking:
@@ -137,7 +140,8 @@ class _UpdateParts:
         self.k = stacking
         self.slots = slots
         self.lanes = lanes_of(experiment, update.objective.graph)
-        self.forward = _forward(update.objective.graph, stacking, [SLOT + state.name for state in self.lanes])
+        own = batched_inputs(experiment, update, update.objective.graph)
+        self.forward = _forward(update.objective.graph, stacking, own)
         weight = update.objective.graph.output("weight").node
         self.unit_weight = weight.op == "constant" and weight.attrs["value"] == 1.0
         self.leaves: list[str] = []
@@ -153,7 +157,8 @@ class _UpdateParts:
     def microbatches(self, first: bool) -> Phase:
         """k microbatches: results per microbatch, gradients and folds into their slots."""
         b = Builder()
-        found = _named(b, self.forward, read_lanes(b, self.experiment, self.lanes, self.k))
+        emitted = read_generated(b, self.update.objective.generators, self.k)
+        found = _named(b, self.forward, read_lanes(b, self.experiment, self.lanes, self.k) | emitted)
         value, weight = found["value"], found["weight"]
         outputs = [(RESULT + name, v) for name, v in found.items() if not name.startswith("state:")]
         cotangent = b.op("stop-gradient", weight)
