@@ -11,7 +11,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from sexpgpu.data.faults import DAMAGED, fail
 from sexpgpu.data.files import fail_unreadable, find_files, identify_files
@@ -74,6 +73,8 @@ def _is_float(dtype: np.dtype[Any]) -> bool:
 
 
 def _safetensors(path: Path) -> dict[str, StoredArray]:
+    from safetensors import SafetensorError, safe_open
+
     try:
         with safe_open(path, framework="np") as file:
             found = {}
@@ -94,6 +95,8 @@ def _safetensors(path: Path) -> dict[str, StoredArray]:
 
 
 def _read_tensor(path: Path, name: str) -> NDArray[Any]:
+    from safetensors import safe_open
+
     try:
         with safe_open(path, framework="np") as file:
             return np.asarray(file.get_tensor(name))
