@@ -22,40 +22,28 @@ CASES = {
     "04-resnet": ["--variant", "smoke"],
     "05-gan": ["--variant", "smoke"],
     "06-vae": ["--variant", "smoke"],
+    "07-diffusion": ["--variant", "smoke"],
     "08-ssm": ["--variant", "smoke"],
     "09-memory": ["--variant", "smoke"],
     "10-moe": ["--variant", "smoke"],
+    "11-reinforce": ["--variant", "smoke"],
+    "12-lora": ["--variant", "smoke"],
     "13-contrastive": ["--variant", "smoke"],
     "14-seq2seq": ["--variant", "smoke"],
     "15-muon": ["--variant", "smoke"],
+    "16-curriculum": ["--variant", "smoke"],
     "17-diagnostics": ["--variant", "smoke"],
+    "18-tbptt": ["--variant", "smoke"],
+    "19-ppo": ["--variant", "smoke"],
+    "20-odds": ["--steps", "60"],
 }
 OPPOSED = {"05-gan"}
 """Whose losses work against one another: all stay finite, and one falls."""
 
 PARTS = {
     "09-memory": (('(def memory "table")', '(def memory "delta")'),),
-    "16-curriculum": (
-        ("(defloader mixed (mix [(windows easy :length seq) (linear-schedule 1.0 0.1 :total steps)\n"
-         "                       (windows hard :length seq) (linear-schedule 0.0 0.9 :total steps)])\n"
-         "  :batch 8 :shuffle true)\n", ""),
-        ("(defloader only-hard (windows hard :length seq) :batch 4 :shuffle true)\n", ""),
-        ("(defloader both (zip [m mixed h only-hard]))", "(defloader both (windows easy :length seq) :batch 8)"),
-        ('(defdata hard (text "hard.txt" :by bytes))', ""),
-        ("(m.tokens m.targets h.tokens h.targets)", "(tokens targets)"),
-        ("m.tokens m.targets", "tokens targets"),
-        ("h.tokens h.targets", "tokens targets"),
-    ),
-    "18-tbptt": (
-        ("(streams (part corpus 0.0 0.9) :length seq)", "(windows (part corpus 0.0 0.9) :length seq)"),
-        ("(streams (part corpus 0.9 1.0) :length seq)", "(windows (part corpus 0.9 1.0) :length seq)"),
-        ("(tokens targets (first (bool _)))", "(tokens targets)"),
-        ("kept       (state hidden (f32 (dim tokens 0) width) 0.0 :lane true)\n", ""),
-        ('h          (where (rearrange "b -> b 1" first) 0.0 kept)', "h (zeros (f32 (dim tokens 0) width))"),
-        ("(set-state kept h)\n", ""),
-    ),
 }  # fmt: skip
-"""Changes to experiments: to another model, or away from data and state of a later version."""
+"""Changes to experiments: to another of their models."""
 
 
 @pytest.fixture(scope="session")

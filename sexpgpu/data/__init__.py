@@ -2,32 +2,43 @@
 
     TextSpec | TokensSpec | ArraysSpec
       ─open_dataset→ TokenStream | Arrays ─Part→ ─Rows | Windows→ ─Loader→ batch m ─Prefetcher→ the loop
+                                              ─Streams→ ─StreamLoader→  several → ─Mixture | Zipped→
 
 Only text cut into characters and compressed arrays are held whole; a batch is a pure function of its number;
 everything that is wrong with the data is a coded error (E-DATA-001 … 006).
 """
 
 from sexpgpu.data.dataset import Arrays, Dataset, TokenStream, open_dataset
-from sexpgpu.data.loader import Loader
+from sexpgpu.data.loader import BatchSource, Loader
+from sexpgpu.data.mixture import Mixture, StreamLoader, Zipped
 from sexpgpu.data.prefetch import Prefetcher
 from sexpgpu.data.spec import PYTHON_TOPICS, ArraysSpec, DataSpec, TextSpec, TokensSpec
-from sexpgpu.data.views import Part, Rows, Source, View, Windows
+from sexpgpu.data.views import Part, Rows, Source, Streams, View, Windows
+from sexpgpu.data.weights import StoredArray, WeightFiles, open_weights
 
 __all__ = [
     "PYTHON_TOPICS",
     "Arrays",
     "ArraysSpec",
+    "BatchSource",
     "DataSpec",
     "Dataset",
     "Loader",
+    "Mixture",
     "Part",
     "Prefetcher",
     "Rows",
     "Source",
+    "StoredArray",
+    "StreamLoader",
+    "Streams",
     "TextSpec",
     "TokenStream",
     "TokensSpec",
     "View",
+    "WeightFiles",
     "Windows",
+    "Zipped",
     "open_dataset",
+    "open_weights",
 ]

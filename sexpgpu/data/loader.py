@@ -9,9 +9,9 @@ Shape suffix: B rows of a batch.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Never
+from typing import Any, Literal, Never, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,43 @@ from sexpgpu.diagnostics import nearest
 VALID = "valid"
 # Training and an evaluation may read one loader in turn, each in an epoch of its own.
 EPOCHS_KEPT = 2
+
+
+Fields = dict[str, tuple[str, tuple[int, ...]]]
+"""Type and shape of each field of a batch."""
+
+
+class BatchSource(Protocol):
+    """What every loader is: batches as a pure function of the microbatch number.
+
+    padding: where rows may be padded, from the prefix of those fields to the field that says which are real.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the file calls it."""
+
+    @property
+    def fields(self) -> Fields:
+        """Type and shape of each field."""
+
+    @property
+    def batches_per_epoch(self) -> int:
+        """Batches of an epoch."""
+
+    @property
+    def padding(self) -> Mapping[str, str]:
+        """See above."""
+
+    @property
+    def tokens_per_batch(self) -> int | None:
+        """Tokens of a batch; None where it holds no text."""
+
+    def batch(self, m: int, only: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
+        """Global microbatch m, from 0: the fields in `only`, or all of them."""
+
+    def identity(self) -> list[Any]:
+        """What the experiment's digest knows of this loader."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +98,9 @@ class Loader:
         self.seed = seed
         self.num_rows = view.num_shuffled_rows if shuffle else view.num_rows
         self.batches_per_epoch = _batches_per_epoch(self)
-        self.fields: dict[str, tuple[str, tuple[int, ...]]] = {
+        self.padding: Mapping[str, str] = {"": VALID} if last == "pad" else {}
+        self.tokens_per_batch = batch * view.length if isinstance(view, Windows) else None
+        self.fields: Fields = {
             **{field: (dtype, (batch, *shape)) for field, (dtype, shape) in view.fields.items()},
             VALID: ("bool", (batch,)),
         }
@@ -75,9 +114,7 @@ class Loader:
             E-DATA-005 (a field that the loader lacks).
         """
         assert m >= 0, m
-        wanted = self.fields.keys() if only is None else only
-        for unknown in sorted(set(wanted) - self.fields.keys()):
-            _fail_unknown(self, unknown)
+        wanted = check_fields(self, only)
         epoch_number, place = divmod(m, self.batches_per_epoch)
         begin = place * self.batch_size
         num_valid = min(self.batch_size, self.num_rows - begin)
@@ -90,6 +127,23 @@ class Loader:
         if VALID in wanted:
             fields[VALID] = np.arange(self.batch_size) < num_valid
         return fields
+
+    def rows(self, numbers_B: NDArray[np.int64], only: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Rows by their ascending number, counted through all epochs without regard to batches.
+
+        Shapes: numbers_B `[B]` → each `[B, …]`.
+        """
+        parts = []
+        for number in np.unique(numbers_B // self.num_rows):
+            epoch = self._epoch(int(number))
+            places_B = numbers_B[numbers_B // self.num_rows == number] % self.num_rows
+            rows_B = places_B if epoch.order is None else epoch.order(places_B)
+            parts.append(self.view.take(rows_B, epoch.offset, only))
+        return parts[0] if len(parts) == 1 else {n: np.concatenate([p[n] for p in parts]) for n in parts[0]}
+
+    def identity(self) -> list[Any]:
+        """What the experiment's digest knows of this loader."""
+        return [repr(sorted(self.fields.items())), self.batch_size, self.shuffle, self.last, self.num_rows]
 
     def _epoch(self, number: int) -> Epoch:
         # The tuple is replaced whole, so another thread sees the old one or the new one; a lost entry is
@@ -111,7 +165,16 @@ class Loader:
         return Epoch(number, offset, draw_order(self.num_rows, generator))
 
 
-def _fail_unknown(loader: Loader, unknown: str) -> Never:
+def check_fields(loader: BatchSource, only: Collection[str] | None) -> Collection[str]:
+    """The fields in `only`, or all of them. Raises: E-DATA-005 (a field that the loader lacks)."""
+    if only is None:
+        return loader.fields.keys()
+    for unknown in sorted(set(only) - loader.fields.keys()):
+        _fail_unknown(loader, unknown)
+    return only
+
+
+def _fail_unknown(loader: BatchSource, unknown: str) -> Never:
     near = nearest(unknown, loader.fields)
     listed = "its fields are " + ", ".join(f"`{name}`" for name in loader.fields)
     fail(

@@ -67,8 +67,8 @@ class FeistelOrder:
         high = -(-self.size // low)
         high_B, low_B = np.divmod(numbers_B, np.uint64(low))
         for even_key, odd_key in self.keys.reshape(-1, 2):
-            low_B = (low_B + _mixed(high_B, even_key) % np.uint64(low)) % np.uint64(low)
-            high_B = (high_B + _mixed(low_B, odd_key) % np.uint64(high)) % np.uint64(high)
+            low_B = (low_B + mixed(high_B, even_key) % np.uint64(low)) % np.uint64(low)
+            high_B = (high_B + mixed(low_B, odd_key) % np.uint64(high)) % np.uint64(high)
         return high_B * np.uint64(low) + low_B
 
 
@@ -86,7 +86,7 @@ def draw_order(
     return StoredOrder(order)
 
 
-def _mixed(numbers: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
+def mixed(numbers: NDArray[np.uint64], key: np.uint64) -> NDArray[np.uint64]:
     """A hash of 64 bits. Source: Steele et al., the finaliser of SplitMix64."""
     mixed = numbers * np.uint64(0x9E3779B97F4A7C15) + key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

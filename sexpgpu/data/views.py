@@ -229,4 +229,24 @@ class Windows:
         }
 
 
+@dataclass(frozen=True)
+class Streams:
+    """Windows of `length` tokens, each of which goes on where the row of the batch before ended.
+
+    Shapes: fields `tokens` and `targets`, i32 `[length]` each; the loader adds `first`.
+    Raises: as `Windows`.
+    """
+
+    source: Source
+    length: int
+
+    def __post_init__(self) -> None:
+        Windows(self.source, self.length)
+
+    @property
+    def fields(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Type and row shape of each field."""
+        return Windows(self.source, self.length).fields
+
+
 View = Rows | Windows

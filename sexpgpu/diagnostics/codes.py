@@ -231,6 +231,12 @@ _PARAMETERS_AND_STATE = (
         "use a number, `normal`, `uniform`, `he`, `lecun`, `glorot` or another that fits",
     ),
     (
+        "E-PARAM-003",
+        "published weights do not fit",
+        "a `defweights` names arrays that its file lacks, leaves arrays over, or meets other shapes; all are listed",
+        "mend the rules, rearrange with \"o i -> i o\", or leave arrays out with `(none THEIRS)`",
+    ),
+    (
         "E-STATE-001",
         "state set wrongly",
         "a state is set twice where one value is needed, set to another type, set where effects are not "

@@ -45,7 +45,7 @@ LIBRARY = "std/"
 DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical", "permutation")
 """Operations whose `:name` is a part of the path that their bits depend on."""
 LATER = frozenset((
-    "mix", "zip", "streams", "recompute",
+    "recompute",
 ))  # fmt: skip
 """Names of the language reference that this version does not have."""
 _ARITY_HELP = {
@@ -70,6 +70,7 @@ class Elaborator:
         self.defined: dict[str, Span] = {}
         self.operands: list[Form] = []
         self.warnings: list[Diagnostic] = []
+        self.call_generator: Callable[..., Any] | None = None
 
     @property
     def schedule(self) -> Schedule:
@@ -295,12 +296,8 @@ class Elaborator:
                 self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span,
                           help="elements are read with (gather x i) or (slice x a b)")  # fmt: skip
             case Reference(kind="generator"):
-                self.fail(
-                    "E-CALL-001",
-                    f"the generator `{function.name}` is called, which belongs to a later version of the language",
-                    span,
-                    help="this one generates from the command line and in runs",
-                )
+                assert self.call_generator is not None
+                return self.call_generator(function.name, tuple(positional), keywords, span, bound)
         self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span)
 
     def _apply_builtin(

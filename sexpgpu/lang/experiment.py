@@ -9,11 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sexpgpu.data import Dataset, Loader
+from sexpgpu.data import BatchSource, Dataset
 from sexpgpu.diagnostics import Diagnostic
 from sexpgpu.ir.graph import Graph, Value
 from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.averages import Average
 from sexpgpu.lang.trace import Initialised, Schedule
+from sexpgpu.lang.weights import ImportedWeight
 from sexpgpu.source import Span
 
 DEFAULT_MICROBATCHES = 1
@@ -41,6 +43,25 @@ class StateRule:
 
 
 @dataclass(frozen=True, eq=False)
+class InnerGenerator:
+    """A generator that a loss calls, before its own graph runs.
+
+    arguments: the slice of the loss that computes what it is given; start and trip read that from slots. Outputs of
+    the three are named after the slots they fill; what a trip emits fills one entry of a slot. num_trips 0 with no
+    trip: the outputs of `start` are the value.
+    """
+
+    name: str
+    arguments: Graph
+    start: Graph
+    trip: Graph | None
+    num_trips: int
+    arguments_of: tuple[tuple[str, TensorType], ...]
+    carries: tuple[tuple[str, TensorType], ...]
+    emits: tuple[tuple[str, TensorType], ...]
+
+
+@dataclass(frozen=True, eq=False)
 class Objective:
     """A metric elaborated for one loader, training or not.
 
@@ -53,6 +74,7 @@ class Objective:
     measures: tuple[MeasureInfo, ...]
     states: tuple[StateRule, ...]
     fields: tuple[str, ...]
+    generators: tuple[InnerGenerator, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,15 +179,18 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A file, elaborated with one variant and its overrides."""
+    """A file, elaborated with one variant and its overrides. included: the texts of files that it includes, by path."""
 
     path: str
     text: str
+    included: Mapping[str, str]
     overrides: Mapping[str, str]
     run: Run
     parameters: Mapping[str, Initialised]
     states: Mapping[str, Initialised]
-    loaders: Mapping[str, Loader]
+    averages: Mapping[str, Average]
+    weights: Mapping[str, ImportedWeight]
+    loaders: Mapping[str, BatchSource]
     datasets: Mapping[str, Dataset]
     evaluations: Mapping[str, Evaluation]
     generators: Mapping[str, GeneratorGraphs]

@@ -6,6 +6,7 @@ Flow: `cli` calls `load_experiment`; `check` calls it once per variant.
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,10 +16,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.data import Loader, Rows, Windows
+from sexpgpu.data import BatchSource
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import DTYPES, TensorType
+from sexpgpu.lang.averages import Average, averaging_rate, weights_name
 from sexpgpu.lang.builtins import BUILTINS
 from sexpgpu.lang.elaborator import Ambient, Elaborator
 from sexpgpu.lang.experiment import (
@@ -33,13 +35,17 @@ from sexpgpu.lang.experiment import (
     Run,
     Update,
 )
+from sexpgpu.lang.inner import call_generator
+from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.loops import LOOPS
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
+from sexpgpu.lang.reading import FormReader
 from sexpgpu.lang.scope import Lazy, Poisoned, Scope
 from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
+from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, List, String, Symbol, load_source
 
@@ -123,7 +129,7 @@ def load_experiment(
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
-        return _Loading(source, Path(path).parent, dict(settings or {}), variant).experiment(run, keys or {})
+        return _Loading(source, Path(path), dict(settings or {}), variant).experiment(run, keys or {})
     except RecursionError:
         message = "the forms of this file are nested too deeply to be elaborated"
         raise DiagnosticError(
@@ -133,21 +139,26 @@ def load_experiment(
         sys.setrecursionlimit(before)
 
 
-class _Loading:
+class _Loading(FormReader):
     """One elaboration of one file."""
 
-    def __init__(self, source: Source, base: Path, settings: dict[str, str], variant: str | None) -> None:
+    def __init__(self, source: Source, path: Path, settings: dict[str, str], variant: str | None) -> None:
         self.source = source
-        self.el = Elaborator({**SPECIALS, **LOOPS})
-        library = Module(Scope(_base_scope()), base)
+        self.path = path
+        el = Elaborator({**SPECIALS, **LOOPS})
+        library = Module(Scope(_base_scope()), path.parent)
         for text in _library_sources():
-            wrong = declare(self.el, library, text)
+            wrong = declare(el, library, text)
             assert not wrong, wrong
-        self.module = Module(Scope(library.scope), base)
+        resolved = path.resolve()
+        super().__init__(el, Module(Scope(library.scope), path.parent, (resolved,)))
         collector = _Collector()
-        collector.found += declare(self.el, self.module, source)
+        collector.found += declare(self.el, self.module, source, resolved)
         collector.stop()
         self.el.defined = self.module.spans
+        self.el.call_generator = lambda name, *call: call_generator(
+            self.el, self.module, self.module.generators[name], *call
+        )
         apply_overrides(self.el, self.module, variant, settings)
         self.overrides = {"variant": variant or "", **settings}
         for name, value in list(self.module.scope.names.items()):
@@ -162,9 +173,15 @@ class _Loading:
         declared = self._choose_run(run_name)
         collector = _Collector()
         seed = collector.attempt(lambda: self._integer(declared, "seed", 0))
-        self.loaders: dict[str, Loader] = {}
-        for loader in self.module.loaders.values():
-            collector.attempt(partial(self._loader, loader, seed or 0))
+        microbatches = collector.attempt(lambda: self._integer(declared, "microbatches", 1, 1))
+        times = collector.attempt(partial(self._times, declared))
+        maker = LoaderMaker(self.el, self.module, seed or 0, microbatches or 1, times or {})
+        for name in self.module.loaders if microbatches and times is not None else ():
+            collector.attempt(partial(maker.make, name))
+        collector.stop()
+        self.loaders: dict[str, BatchSource] = maker.made
+        for average in self.module.averages.values():
+            collector.attempt(partial(self._average, average))
         collector.stop()
         # The run comes first: parameters and fed scalars stand in the order of training, whatever else a file has.
         run = collector.attempt(partial(self._run, declared, seed or 0))
@@ -174,14 +191,28 @@ class _Loading:
         generators = {
             d.name: collector.attempt(partial(self._generator, d, keys.get(d.name, {})))
             for d in self.module.generators.values()
+            if not self._takes_values(d)
         }
+        for average in self.module.averages.values():
+            collector.attempt(partial(self._over, average.keyed.get("over"), ()))
         collector.stop()
         assert run is not None
+        averages = {name: a.of(self.el.world.parameters) for name, a in self.el.world.averages.items()}
+        weights = WeightReader(self.el, self.module, self.el.world.parameters).read()
         return Experiment(
-            self.source.name, self.source.text, self.overrides, run, self.el.world.parameters, self.el.world.states,
+            self.source.name, self.source.text, self._included(), self.overrides, run,
+            self.el.world.parameters, self.el.world.states, averages, weights,
             self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
             tuple(self.module.variants), tuple(self._warnings(run)),
         )  # fmt: skip
+
+    def _scope(self, declared: Declared) -> Scope:
+        return self.module.scopes[id(declared.span.source)]
+
+    def _included(self) -> dict[str, str]:
+        """The texts of the files that this one includes, by their path from its folder."""
+        folder = self.path.resolve().parent
+        return {os.path.relpath(p, folder): s.text for p, (s, _) in self.module.files.items() if s is not self.source}
 
     def _choose_run(self, name: str | None) -> Declared:
         runs = self.module.runs
@@ -197,54 +228,6 @@ class _Loading:
             )
             self._fail("E-RUN-004", f"this file has {what}", help=remedy)
         return next(iter(runs.values()))
-
-    def _fail(self, code: str, message: str, span: Span | None = None, *, help: str = "") -> Any:
-        self.el.stack = []
-        self.el.fail(code, message, span, help=help)
-
-    def _eval(self, form: Form) -> Any:
-        self.el.stack = []
-        return self.el.eval(form, self.module.scope)
-
-    def _integer(self, declared: Declared, key: str, default: int, least: int = 0) -> int:
-        if key not in declared.keyed:
-            return default
-        form = declared.keyed[key]
-        value = self.el.size(self._eval(form), form.span)
-        if value < least:
-            self._fail("E-TYPE-005", f"`:{key}` is at least {least}, not {value}", form.span)
-        return value
-
-    def _word(self, declared: Declared, key: str, words: Sequence[str], default: str = "") -> str:
-        """A bare word after `key`, one of `words`; the first of them if it is left out."""
-        form = declared.keyed.get(key)
-        if form is None:
-            return default or words[0]
-        if not isinstance(form, Symbol) or form.name not in words:
-            self._fail("E-FORM-003", f"`:{key}` is one of {' '.join(words)}", form.span)
-        assert isinstance(form, Symbol)
-        return form.name
-
-    def _loader(self, declared: Declared, seed: int) -> None:
-        if len(declared.plain) != 1:
-            self._fail("E-FORM-001", "this form is (defloader NAME VIEW :batch n …)", declared.span)
-        view = self._eval(declared.plain[0])
-        if not isinstance(view, Rows | Windows):
-            self._fail("E-TYPE-006", f"{kind_of(view)} is no view of data", declared.plain[0].span,
-                       help="(rows S) or (windows S :length n)")  # fmt: skip
-        if "batch" not in declared.keyed:
-            self._fail("E-FORM-004", f"the loader `{declared.name}` needs `:batch`", declared.span)
-        batch = self._integer(declared, "batch", 1, 1)
-        shuffle = self._eval(declared.keyed["shuffle"]) if "shuffle" in declared.keyed else False
-        if not isinstance(shuffle, bool):
-            self._fail(
-                "E-TYPE-006", f"`:shuffle` is true or false, not {kind_of(shuffle)}", declared.keyed["shuffle"].span
-            )
-        rule = self._word(declared, "last", ("drop", "pad", "error"))
-        self.el.stack = [declared.span]
-        self.loaders[declared.name] = self.el.located(
-            lambda: Loader(declared.name, view, batch, shuffle, rule, seed)  # type: ignore[arg-type]
-        )
 
     def _loader_named(self, declared: Declared) -> str | None:
         form = declared.keyed.get("loader")
@@ -264,21 +247,34 @@ class _Loading:
         assert isinstance(value, Function)
         return value
 
-    def _objective(self, form: Form, loader: str | None, training: bool, name: str) -> Objective:
+    def _average(self, declared: Declared) -> None:
+        if declared.plain or "decay" not in declared.keyed:
+            self._fail("E-FORM-001", "this form is (defaverage NAME :over P :decay D)", declared.span)
+        patterns = self._patterns(declared.keyed.get("over"))
+        rate = averaging_rate(self.el, self._eval(declared.keyed["decay"]), declared.keyed["decay"])
+        self.el.world.averages[declared.name] = Average(declared.name, patterns, rate)
+
+    def _weights(self, declared: Declared) -> str | None:
+        form = declared.keyed.get("weights")
+        return None if form is None else weights_name(self.el, self._eval(form), form)
+
+    def _objective(
+        self, form: Form, loader: str | None, training: bool, name: str, weights: str | None = None
+    ) -> Objective:
         fields = self.loaders[loader].fields if loader is not None else {}
         metric = self._metric(form)
-        if (
-            loader is not None
-            and self.loaders[loader].last == "pad"
-            and all(p.name != "valid" for p in metric.parameters)
-        ):
-            self._fail(
-                "E-DATA-005",
-                f"the loader `{loader}` pads its last batch, but `{metric.name}` does not read `valid`",
-                form.span,
-                help="take (valid (bool _)) as a parameter and leave padded rows out",
-            )
-        return trace_objective(self.el, metric, fields, loader, training=training, name=name, span=form.span)
+        read = [p.name for p in metric.parameters]
+        for prefix, valid in self.loaders[loader].padding.items() if loader is not None else ():
+            if valid not in read and (not prefix or any(name.startswith(prefix) for name in read)):
+                self._fail(
+                    "E-DATA-005",
+                    f"the loader `{loader}` pads its last batch, but `{metric.name}` does not read `{valid}`",
+                    form.span,
+                    help=f"take ({valid} (bool _)) as a parameter and leave padded rows out",
+                )
+        return trace_objective(
+            self.el, metric, fields, loader, training=training, name=name, span=form.span, weights=weights
+        )
 
     def _evaluation(self, declared: Declared) -> Evaluation:
         loader = self._loader_named(declared)
@@ -291,8 +287,9 @@ class _Loading:
             batches = self._integer(declared, "batches", 1, 1)
         if not declared.plain:
             self._fail("E-FORM-001", f"the evaluation `{declared.name}` names no metric", declared.span)
+        weights = self._weights(declared)
         objectives = tuple(
-            self._objective(f, loader, False, f"{declared.name}.{i}") for i, f in enumerate(declared.plain)
+            self._objective(f, loader, False, f"{declared.name}.{i}", weights) for i, f in enumerate(declared.plain)
         )
         return Evaluation(declared.name, loader, batches, objectives)
 
@@ -302,15 +299,6 @@ class _Loading:
         head = declared.plain[0]
         assert isinstance(head, List)
         parameters = parse_parameters(self.el, head.items)
-        positional = [p.name for p in parameters if not p.keyword]
-        if positional:
-            self._fail(
-                "E-FORM-001",
-                f"the generator `{declared.name}` takes `{positional[0]}` by position, which only a loss "
-                "can give, and that belongs to a later version of the language",
-                declared.span,
-                help=f"give it a key with a default: :{positional[0]} V",
-            )
         show, dataset = self._show(declared)
         keys: dict[str, Any] = {}
         for name in given:
@@ -319,7 +307,7 @@ class _Loading:
                 self._fail("E-FORM-003", f"the generator `{declared.name}` has no key `{name}`",
                            help=f"`{near}` is a near name" if near else "")  # fmt: skip
         for parameter in parameters:
-            scope = Scope(self.module.scope, dict(keys))
+            scope = Scope(self._scope(declared), dict(keys))
             self.el.stack = []
             if parameter.default is None and parameter.name not in given:
                 self._fail("E-FORM-004", f"the generator `{declared.name}` needs `--{parameter.name}`", declared.span)
@@ -333,9 +321,17 @@ class _Loading:
                     value = _number(text)
             keys[parameter.name] = value
         graphs = trace_generator(
-            self.el, declared.name, keys, self.module.scope, declared.keyed, declared.plain[1:], declared.span
-        )
+            self.el, declared.name, keys, self._scope(declared), declared.keyed, declared.plain[1:], declared.span,
+            self._weights(declared),
+        )  # fmt: skip
         return GeneratorGraphs(**{**{f: getattr(graphs, f) for f in graphs.__dataclass_fields__}, "show": show})
+
+    def _takes_values(self, declared: Declared) -> bool:
+        """Whether a generator has positional arguments, which only a loss can give."""
+        match declared.plain:
+            case (List(items=items), *_):
+                return any(not p.keyword for p in parse_parameters(self.el, items))
+        return False
 
     def _show(self, declared: Declared) -> tuple[str | None, Any]:
         form = declared.keyed.get("show")
@@ -408,21 +404,20 @@ class _Loading:
             found[name] = rules.trace(rule, leaf.type)
         if not found:
             patterns = declared.keyed.get("over")
+            owned = [n for n in read if n in self.el.world.parameters or n in self.el.world.states]
             within = f" of {patterns.span.text}" if patterns is not None else ""
             self._fail(
                 "E-FORM-004",
                 f"`{declared.name}` has an optimizer, but its loss `{objective.name}` reaches no parameter{within}",
                 form.span,
-                help=f"it reaches: {_some(read)}"
-                if read
+                help=f"it reaches: {_some(owned)}"
+                if owned
                 else "parameters are made by `param`, in `linear` for instance",
             )
         return found
 
-    def _run(self, declared: Declared, seed: int) -> Run:
-        collector = _Collector()
-        rules = RuleTracer(self.el)
-        loader = self._loader_named(declared)
+    def _updates(self, declared: Declared) -> list[Declared]:
+        """The forms that say what the updates of a run are: those it names, or itself."""
         if "updates" in declared.keyed:
             form = declared.keyed["updates"]
             names = self._eval(form)
@@ -434,10 +429,19 @@ class _Loading:
             for reference in references:
                 if not isinstance(reference, Reference) or reference.kind != "update":
                     self._fail("E-TYPE-006", f"{kind_of(reference)} is no update", form.span)
-            declared_updates = [self.module.updates[r.name] for r in references]
-        else:
-            declared_updates = [declared]
-        updates = [collector.attempt(partial(self._update, d, loader, rules)) for d in declared_updates]
+            return [self.module.updates[r.name] for r in references]
+        return [declared]
+
+    def _times(self, declared: Declared) -> dict[str, int]:
+        default = self._loader_named(declared)
+        read = [(self._loader_named(d) or default, self._integer(d, "times", 1, 1)) for d in self._updates(declared)]
+        return loader_times(self.el, self.module, [(name, times) for name, times in read if name is not None])
+
+    def _run(self, declared: Declared, seed: int) -> Run:
+        collector = _Collector()
+        rules = RuleTracer(self.el)
+        loader = self._loader_named(declared)
+        updates = [collector.attempt(partial(self._update, d, loader, rules)) for d in self._updates(declared)]
         collector.stop()
         if "steps" not in declared.keyed:
             self._fail("E-FORM-004", "a run needs `:steps`", declared.span)
@@ -465,6 +469,9 @@ class _Loading:
                 if not isinstance(reference, Reference) or reference.kind != kind:
                     self._fail("E-TYPE-006", f"`:{key}` names {kind_of(reference)}", form.span,
                                help=f"(every 100 NAME) of a `def{kind}`")  # fmt: skip
+                if kind == "generator" and self._takes_values(self.module.generators[reference.name]):
+                    self._fail("E-FORM-001", f"the generator `{reference.name}` takes values by position, which only "
+                               "a loss can give", form.span, help="give it keys with defaults: :key V")  # fmt: skip
                 found.append(Event(every, reference.name))
         return tuple(found)
 
@@ -495,9 +502,8 @@ class _Loading:
             self._fail("E-FORM-001", "this form is (defdiagnostic NAME (p g new) … BODY)", declared.span)
         head = declared.plain[0]
         assert isinstance(head, List)
-        function = Function(
-            declared.name, parse_parameters(self.el, head.items), declared.plain[1:], self.module.scope, declared.span
-        )
+        parameters = parse_parameters(self.el, head.items)
+        function = Function(declared.name, parameters, declared.plain[1:], self._scope(declared), declared.span)
         moved = [name for update in updates for name in update.rules]
         names = self._over(declared.keyed.get("over"), moved)
         groups = {name: name for name in names}
@@ -535,7 +541,8 @@ class _Loading:
                 )  # fmt: skip
         for name, span in self.module.spans.items():
             by_command = (self.module.runs, self.module.evaluations, self.module.generators)
-            if name in self.module.mentioned or any(name in table for table in by_command):
+            known = name in self.module.mentioned or any(name in table for table in by_command)
+            if known or span.source is not self.source:
                 continue
             found.append(Diagnostic("W-NAME-001", f"`{name}` is defined, but nothing uses it", span))
         size = sum(parameter.type.size for parameter in self.el.world.parameters.values())

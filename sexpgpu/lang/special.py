@@ -13,6 +13,7 @@ from sexpgpu.ir.graph import Graph, Value, reachable
 from sexpgpu.ir.program import SLOT
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.arithmetic import arithmetic, broadcast_to, where
+from sexpgpu.lang.averages import weights_name
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.patterns import bind_pattern, parse_parameters, pattern_names, type_value
 from sexpgpu.lang.scope import Scope
@@ -76,7 +77,7 @@ def name_of(el: Elaborator, form: Form, what: str) -> str:
     return form.name
 
 
-LATER_KEYWORDS = ("weights", "lane", "keep-best")
+LATER_KEYWORDS = ("keep-best",)
 
 
 def later(what: str) -> str:
@@ -178,7 +179,7 @@ def _with(el: Elaborator, form: List, scope: Scope) -> Any:
     if "training" in keyed:
         settings["training"] = test(el, keyed["training"], scope, "with :training")
     if "weights" in keyed:
-        el.fail("E-FORM-003", later("`:weights`"), keyed["weights"].span)
+        settings["weights"] = weights_name(el, el.eval(keyed["weights"], scope), keyed["weights"])
     parts = el.path_name(keyed["scope"], scope) if "scope" in keyed else ()
     label = (".".join(parts),) if parts else ()
     with trace.changed(**settings), trace.inside(trace.scope + parts, trace.draws + label):
@@ -354,6 +355,7 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
                 help="give each call its own `:name`, or bind the value once and use it twice")  # fmt: skip
     trace.created[path] = el.place(form.span)
     found = mine.get(path)
+    lane = "lane" in keyed and test(el, keyed["lane"], scope, "state :lane")
     if found is None:
         outer = [p for p in _prefixes(path) if p in mine or p in other]
         inner = [p for p in (*mine, *other) if p.startswith(path + ".")]
@@ -366,15 +368,17 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
                 labels=[Label(there, f"`{clash}` is made here")],
                 help="give one of the two another name or `:name`",
             )
-        lane = "lane" in keyed and test(el, keyed["lane"], scope, "state :lane")
-        if lane:
-            el.fail("E-FORM-003", later("`:lane true`"), form.span)
-        found = Initialised(path, type, _initial_graph(el, path, type, plain[2], scope), el.place(form.span))
+        found = Initialised(path, type, _initial_graph(el, path, type, plain[2], scope), el.place(form.span), lane)
         mine[path] = found
     elif found.type != type:
         el.fail("E-PARAM-001", f"`{path}` is {type} here and {found.type} elsewhere", form.span,
                 labels=[Label(found.span, f"{found.type} here")])  # fmt: skip
-    return trace.slot(path, type)
+    elif found.lane != lane:
+        el.fail("E-PARAM-001", f"the state `{path}` has `:lane true` in one place and not in another", form.span,
+                labels=[Label(found.span, "the other")])  # fmt: skip
+    weights = trace.ambient.weights if word == "param" else None
+    average = None if weights is None else el.world.averages.get(weights)
+    return trace.slot(average.slot(path) if average is not None and average.covers(path) else path, type)
 
 
 def _param(el: Elaborator, form: List, scope: Scope) -> Value:
@@ -498,6 +502,15 @@ def _set_state(el: Elaborator, form: List, scope: Scope) -> None:
     if tensor.type != state.type:
         el.fail("E-STATE-001", f"the state `{name}` is {state.type}, but is set to {tensor.type}", plain[1].span,
                 labels=[Label(state.span, f"{state.type} here")])  # fmt: skip
+    if state.lane:
+        for key in keyed:
+            el.fail("E-STATE-001", f"`:{key}` has no meaning for the lane `{name}`, which is never folded",
+                    keyed[key].span, help="what `state` gave is the old value of this microbatch")  # fmt: skip
+        if name in trace.state_sets:
+            el.fail("E-STATE-001", f"the lane `{name}` is set twice in one call", form.span,
+                    labels=[Label(trace.state_sets[name].span, "set here first")])  # fmt: skip
+        trace.state_sets[name] = StateSet(name, tensor, "last", None, el.place(form.span))
+        return
     reduce = _reducer(el, keyed, state.type)
     using = _using_graph(el, state.type, el.eval(keyed["using"], scope), form.span) if "using" in keyed else None
     count = 1

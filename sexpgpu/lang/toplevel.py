@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from sexpgpu.lang.scope import Lazy, Scope
 from sexpgpu.lang.special import later, name_of, options, pairs, test
 from sexpgpu.lang.values import DataHandle, Function, OptimizerDefinition, Reference
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, String, Symbol, Vector, read
+from sexpgpu.syntax import Form, List, String, Symbol, Vector, load_source, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,17 @@ class Declared:
 
 @dataclass
 class Module:
-    """One file's declarations and its scope."""
+    """One file's declarations and its scope.
+
+    The tables are one for a file and all that it includes; scope, folder and the chain of files that led here are each
+    file's own. files: those read so far, by resolved path; scopes: where the names of a source resolve, by its id.
+    """
 
     scope: Scope
     base: Path
+    chain: tuple[Path, ...] = ()
+    files: dict[Path, tuple[Source, Scope]] = field(default_factory=dict)
+    scopes: dict[int, Scope] = field(default_factory=dict)
     spans: dict[str, Span] = field(default_factory=dict)
     constants: dict[str, Form] = field(default_factory=dict)
     variants: dict[str, tuple[dict[str, Span], dict[str, Form]]] = field(default_factory=dict)
@@ -43,10 +51,21 @@ class Module:
     evaluations: dict[str, Declared] = field(default_factory=dict)
     updates: dict[str, Declared] = field(default_factory=dict)
     generators: dict[str, Declared] = field(default_factory=dict)
+    averages: dict[str, Declared] = field(default_factory=dict)
+    weights: list[Declared] = field(default_factory=list)
     diagnostics: dict[str, Declared] = field(default_factory=dict)
     runs: dict[str, Declared] = field(default_factory=dict)
     datasets: dict[str, Dataset] = field(default_factory=dict)
     mentioned: set[str] = field(default_factory=set)
+
+    def scope_of(self, form: Form) -> Scope:
+        """Where the names of `form` resolve: in the file that it is written in."""
+        return self.scopes.get(id(form.span.source), self.scope)
+
+    def folder_of(self, form: Form) -> Path:
+        """The folder of the file that `form` is written in."""
+        own = (path.parent for path, (source, _) in self.files.items() if source is form.span.source)
+        return next(own, self.base)
 
 
 TopLevel = Callable[[Elaborator, Module, List], None]
@@ -72,7 +91,8 @@ def _def(el: Elaborator, module: Module, form: List) -> None:
 
     def compute() -> Any:
         el.stack = []
-        return el.eval(module.overrides.get(name, form.items[2]), module.scope)
+        chosen = module.overrides.get(name, form.items[2])
+        return el.eval(chosen, module.scope_of(chosen))
 
     module.scope.names[name] = Lazy(compute)
 
@@ -229,6 +249,44 @@ def _chosen_source(el: Elaborator, form: List, scope: Scope) -> List:
     return chosen
 
 
+def _include(el: Elaborator, module: Module, form: List) -> None:
+    if len(form.items) != 2 or not isinstance(form.items[1], String):
+        el.fail("E-FORM-001", 'this form is (include "file.sx")', form.span)
+    written = form.items[1]
+    path = module.base / Path(written.value).expanduser()
+    resolved = path.resolve()
+    if resolved in module.chain:
+        ways = " includes ".join(p.name for p in (*module.chain[module.chain.index(resolved) :], resolved))
+        el.fail("E-FORM-002", f"the file includes itself: {ways}", written.span)
+    if resolved not in module.files:
+        try:
+            # A name that begins with `std/` would pass for the library.
+            source = load_source(f"./{path}" if str(path).startswith("std/") else path)
+        except DiagnosticError as error:
+            raise DiagnosticError([replace(d, span=d.span or written.span) for d in error.diagnostics]) from None
+        inner = replace(
+            module, scope=Scope(module.scope.outer), base=path.parent, chain=(*module.chain, resolved)
+        )
+        found = declare(el, inner, source, resolved)
+        if found:
+            raise DiagnosticError(found)
+    _, scope = module.files[resolved]
+    for name, value in scope.names.items():
+        if isinstance(value, Lazy):
+            symbol = Symbol(name, module.spans[name])
+            value = Lazy(partial(el.lookup, symbol, scope))
+        module.scope.names.setdefault(name, value)
+
+
+def _defweights(el: Elaborator, module: Module, form: List) -> None:
+    shape = '(defweights PREFIX FILE (OURS THEIRS "o i -> i o") …)'
+    if len(form.items) < 3 or not isinstance(form.items[1], Symbol | String):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    prefix = form.items[1]
+    name = prefix.name if isinstance(prefix, Symbol) else prefix.value
+    module.weights.append(Declared(name, form.span, form.items[2:], {}))
+
+
 def _declared(kind: str, table: str, allowed: Sequence[str], shape: str) -> TopLevel:
     def top(el: Elaborator, module: Module, form: List) -> None:
         name = _name(el, module, form, shape)
@@ -246,6 +304,7 @@ RUN_KEYS = (
 )  # fmt: skip
 
 FORMS: dict[str, TopLevel] = {
+    "include": _include,
     "def": _def,
     "defvariant": _defvariant,
     "defn": _function(False),
@@ -254,11 +313,15 @@ FORMS: dict[str, TopLevel] = {
     "defoptimizer": _defoptimizer,
     "defdata": _defdata,
     "defloader": _declared("loader", "loaders", ("batch", "shuffle", "last"), "(defloader NAME VIEW :batch n …)"),
-    "defeval": _declared("eval", "evaluations", ("loader", "batches"), "(defeval NAME :loader L :batches n METRIC …)"),
+    "defeval": _declared(
+        "eval", "evaluations", ("loader", "batches", "weights"), "(defeval NAME :loader L :batches n METRIC …)"
+    ),
     "defupdate": _declared("update", "updates", UPDATE_KEYS, "(defupdate NAME :loss L …)"),
     "defgenerator": _declared(
-        "generator", "generators", ("trips", "carry", "axis", "show"), "(defgenerator NAME (ARGS) … BODY)"
+        "generator", "generators", ("trips", "carry", "axis", "show", "weights"), "(defgenerator NAME (ARGS) … BODY)"
     ),
+    "defaverage": _declared("average", "averages", ("over", "decay"), "(defaverage NAME :over P :decay D)"),
+    "defweights": _defweights,
     "defdiagnostic": _declared(
         "diagnostic",
         "diagnostics",
@@ -279,11 +342,11 @@ def mention(names: set[str], form: Form, *, in_variant: bool = False) -> None:
                 mention(names, item)
 
 
-LATER_FORMS = ("include", "defaverage", "defweights")
-
-
-def declare(el: Elaborator, module: Module, source: Source) -> list[Diagnostic]:
-    """Enter every form of `source` in `module`; gives what was wrong, all of it."""
+def declare(el: Elaborator, module: Module, source: Source, path: Path | None = None) -> list[Diagnostic]:
+    """Enter every form of `source` in `module`; gives what was wrong, all of it. path: the file, resolved."""
+    if path is not None:
+        module.files[path] = source, module.scope
+        module.scopes[id(source)] = module.scope
     result = read(source)
     if result.diagnostics:
         return list(result.diagnostics)
@@ -294,8 +357,6 @@ def declare(el: Elaborator, module: Module, source: Source) -> list[Diagnostic]:
             if not isinstance(form, List) or not form.items or not isinstance(form.items[0], Symbol):
                 el.fail("E-FORM-002", "a file is made of forms such as (def …) or (defmodel …)", form.span)
             head = form.items[0].name
-            if head in LATER_FORMS:
-                el.fail("E-FORM-002", later(f"`{head}`"), form.items[0].span, help=f"this one has: {', '.join(FORMS)}")
             if head not in FORMS:
                 near = nearest(head, FORMS)
                 el.fail("E-FORM-002", f"`{head}` is no top-level form", form.items[0].span,

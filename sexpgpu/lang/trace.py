@@ -59,6 +59,7 @@ class World:
     schedule: Schedule = field(default_factory=Schedule)
     parameters: dict[str, Initialised] = field(default_factory=dict)
     states: dict[str, Initialised] = field(default_factory=dict)
+    averages: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +110,8 @@ class Trace:
         self.measures: dict[str, Measured] = {}
         self.state_sets: dict[str, StateSet] = {}
         self.trip: Value | None = None
+        self.calls_generators = False
+        self.generators: list[Any] = []
         self.num_gradients = 0
         self.effects_refused: str | None = None
         self.params_refused: str | None = None

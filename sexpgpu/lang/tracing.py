@@ -27,11 +27,16 @@ Fields = Mapping[str, tuple[str, tuple[int, ...]]]
 
 
 def trace_objective(
-    el: Elaborator, metric: Function, fields: Fields, loader: str | None, *, training: bool, name: str, span: Span
-) -> Objective:
-    """The metric over one batch of the loader. Raises DiagnosticError."""
-    trace = Trace(el.world, Ambient(training=training), name)
+    el: Elaborator, metric: Function, fields: Fields, loader: str | None, *, training: bool, name: str, span: Span,
+    weights: str | None = None,
+) -> Objective:  # fmt: skip
+    """The metric over one batch of the loader. weights: the average that stands for the parameters.
+
+    Raises DiagnosticError.
+    """
+    trace = Trace(el.world, Ambient(training=training, weights=weights), name)
     trace.draws = (metric.name,)
+    trace.calls_generators = training
     el.trace = trace
     el.stack = []
     try:
@@ -66,7 +71,8 @@ def trace_objective(
         for s in trace.state_sets.values():
             outputs.append((f"state:{s.name}", s.value))
             states.append(StateRule(s.name, s.reduce, s.using))
-        return Objective(metric.name, b.graph(name, outputs), tuple(measures), tuple(states), tuple(used))
+        return Objective(metric.name, b.graph(name, outputs), tuple(measures), tuple(states), tuple(used),
+                         tuple(trace.generators))  # fmt: skip
     finally:
         el.trace = None
 
@@ -161,10 +167,10 @@ def trace_diagnostic(el: Elaborator, function: Function, type: TensorType) -> Gr
 
 def trace_generator(
     el: Elaborator, name: str, keys: dict[str, Any], scope: Scope, forms: Mapping[str, Form], body: Sequence[Form],
-    span: Span,
+    span: Span, weights: str | None = None,
 ) -> GeneratorGraphs:  # fmt: skip
     """A generator for given keys. Raises DiagnosticError."""
-    ambient = Ambient(training=False)
+    ambient = Ambient(training=False, weights=weights)
     local = Scope(scope, dict(keys))
     prompt = keys.get("prompt")
     known_prompt = prompt if isinstance(prompt, tuple) and all(isinstance(v, int) for v in prompt) else None

@@ -10,14 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sexpgpu.data import Part, Rows, Windows
+from sexpgpu.data import Part, Rows, Streams, Windows
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import TensorType
 from sexpgpu.source import Span
 from sexpgpu.syntax import Form
 
 if TYPE_CHECKING:
-    from sexpgpu.data import Dataset
+    from sexpgpu.data import Dataset, View
     from sexpgpu.lang.scope import Scope
 
 
@@ -151,6 +151,14 @@ class DataHandle:
     dataset: Dataset
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Mix:
+    """`(mix [VIEW W …])`: views and their weights, numbers that may depend on `step`."""
+
+    views: tuple[View, ...]
+    weights: tuple[float | HostScalar, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Reference:
     """A loader, metric, evaluation, generator, … named in the file."""
@@ -204,6 +212,8 @@ def kind_of(value: object) -> str:
             return "`_`"
         case Part():
             return "a part of data"
-        case Rows() | Windows():
+        case Rows() | Windows() | Streams():
             return "a view of data"
+        case Mix():
+            return "a mixture of views"
     return type(value).__name__

@@ -7,7 +7,7 @@ if every proposal is finite. What a step reads is what the step before committed
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from sexpgpu.backend.protocol import Call, Outputs, Session
-from sexpgpu.data import Prefetcher, Windows
+from sexpgpu.data import Prefetcher
 from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import Experiment, Update
 from sexpgpu.train import checkpoint as checkpoints
@@ -24,9 +24,11 @@ from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
 from sexpgpu.train.folder import RunFolder
 from sexpgpu.train.folds import apply_after, fold_measures, microbatch_results, weighted_mean
 from sexpgpu.train.generation import run_generator, save_sample
+from sexpgpu.train.inner import phase_name
 from sexpgpu.train.keys import stream_key
+from sexpgpu.train.lanes import LANE
 from sexpgpu.train.metrics import MetricsWriter
-from sexpgpu.train.phases import Assembly
+from sexpgpu.train.phases import WEIGHTS, Assembly
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.schedule import HostSchedule
 from sexpgpu.train.status import StatusFile
@@ -68,6 +70,7 @@ class Stepper:
         feeds = {name: host[name] for name in phase.feeds if name in host}
         if "stream" in phase.feeds:
             feeds["stream"] = np.asarray(stream_key(self.experiment.run.seed, "initialise"))
+        feeds.update({WEIGHTS + name: weight.read() for name, weight in self.experiment.weights.items()})
         self.session.run([Call("initialise", feeds)]).result()
 
     def step(self, step: int) -> dict[str, StepResult]:
@@ -90,7 +93,9 @@ class Stepper:
     def _update(self, update: Update, step: int, time_of: int) -> StepResult:
         run, k = self.experiment.run, self.assembly.stacking
         host = self.schedule.at(step)
-        calls = [self._microbatches(update, step, time_of, j, host) for j in range(0, run.microbatches, k)]
+        calls: list[Call] = []
+        for j in range(0, run.microbatches, k):
+            calls += self._microbatches(update, step, time_of, j, host)
         diagnosing = [r for r in run.diagnose if due(step, r.every, self.last_step)]
         name = f"update.{update.name}.commit"
         if diagnosing and f"{name}.diagnosed" in self._phases:
@@ -98,24 +103,44 @@ class Stepper:
         commit = self._phases[name]
         calls.append(Call(name, {n: host[n] for n in commit.feeds}))
         outputs = self.session.run(calls).result()
-        return self._result(update, step, outputs, {r.name for r in diagnosing})
+        for each in outputs:
+            stop_on_faults(each.faults, f"step {step}")
+        generating = f"update.{update.name}.generate."
+        kept = [each for call, each in zip(calls, outputs, strict=True) if not call.phase.startswith(generating)]
+        return self._result(update, step, tuple(kept), {r.name for r in diagnosing})
 
-    def _microbatches(self, update: Update, step: int, time_of: int, j: int, host: Mapping[str, Array]) -> Call:
-        """The call that runs microbatches j … j + k − 1 of an update."""
+    def _microbatches(
+        self, update: Update, step: int, time_of: int, j: int, host: Mapping[str, Array]
+    ) -> Iterator[Call]:
+        """The calls of microbatches j … j + k − 1: the generators that the loss calls, then the loss."""
+        order: list[tuple[str, int]] = []
+        for generator in update.objective.generators:
+            order.append((phase_name(update, generator, "start"), 0))
+            order += [(phase_name(update, generator, "trip"), trip) for trip in range(generator.num_trips)]
+        order.append((f"update.{update.name}.{'first' if j == 0 else 'next'}", 0))
+        wanted = {feed for name in {name for name, _ in order} for feed in self._phases[name].feeds}
+        known = {**host, **self._feeds(update, step, time_of, j, wanted)}
+        for name, trip in order:
+            known["trip"] = np.asarray(trip, np.int32)
+            yield Call(name, {feed: known[feed] for feed in self._phases[name].feeds})
+
+    def _feeds(self, update: Update, step: int, time_of: int, j: int, wanted: Collection[str]) -> dict[str, Array]:
+        """What microbatches j … j + k − 1 of an update are given of `wanted`."""
         run, k = self.experiment.run, self.assembly.stacking
-        phase = self._phases[f"update.{update.name}.{'first' if j == 0 else 'next'}"]
         first = ((step - 1) * update.times + time_of) * run.microbatches + j
-        feeds: dict[str, Array] = {n: host[n] for n in phase.feeds if n in host}
-        if "stream" in phase.feeds:
+        feeds: dict[str, Array] = {}
+        if "stream" in wanted:
             keys = [
                 stream_key(run.seed, "update", _position(run.updates, update), step, time_of, first + i)
                 for i in range(k)
             ]
             feeds["stream"] = np.asarray(keys[0] if k == 1 else keys)
+        if LANE in wanted:
+            feeds[LANE] = np.asarray(j if k == 1 else range(j, j + k), np.int32)
         if update.loader is not None and update.objective.fields:
             batch = self._batch(update, step)
-            feeds.update({n: batch[n.removeprefix("batch.")] for n in phase.feeds if n.startswith("batch.")})
-        return Call(phase.name, feeds)
+            feeds.update({n: batch[n.removeprefix("batch.")] for n in wanted if n.startswith("batch.")})
+        return feeds
 
     def _batch(self, update: Update, step: int) -> dict[str, Array]:
         """The next k microbatches of the update's loader; a thread, begun at `step`, keeps those after them ready."""
@@ -136,8 +161,6 @@ class Stepper:
         return next(prefetcher)
 
     def _result(self, update: Update, step: int, outputs: tuple[Outputs, ...], diagnosing: set[str]) -> StepResult:
-        for each in outputs:
-            stop_on_faults(each.faults, f"step {step}")
         *calls, commit = outputs
         results = [each.results for each in calls]
         k = self.assembly.stacking
@@ -272,9 +295,9 @@ class Training:
         """Tokens that one step of the first update reads, where its loader gives windows of text."""
         update = self.experiment.run.updates[0]
         loader = self.experiment.loaders.get(update.loader or "")
-        if loader is None or not isinstance(loader.view, Windows):
+        if loader is None or loader.tokens_per_batch is None:
             return None
-        return loader.batch_size * loader.view.length * self.experiment.run.microbatches * update.times
+        return loader.tokens_per_batch * self.experiment.run.microbatches * update.times
 
     def _record(self, step: int, results: Mapping[str, StepResult], elapsed_ms: float, tokens: int | None) -> None:
         points: dict[str, Any] = {}
@@ -340,6 +363,7 @@ class Training:
             "seed": self.experiment.run.seed,
             "file_text": self.experiment.text,
             "overrides": dict(self.experiment.overrides),
+            "included": dict(self.experiment.included),
             "roles": {slot.name: slot.role for slot in slots},
         }
         path = checkpoints.save(self.folder.checkpoints, step, tensors, meta)

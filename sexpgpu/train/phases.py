@@ -3,8 +3,9 @@
 Flow: `cli` asks for it once per run; the device plans what comes out. Phases of a run:
 
     initialise                  parameters, optimizer states and model states get their first values
+    update.U.generate.G.start / .trip    a generator that the loss calls, before each of the following
     update.U.first / .next      forward and backward of k microbatches; gradients are written / added to
-    update.U.commit             clip, propose, guard; written only if every proposal is finite
+    update.U.commit             clip, propose, average, guard; written only if every proposal is finite
     update.U.commit.diagnosed   the same with the run's diagnostics
     eval.E.I                    metric I of evaluation E on one batch
     generate.G.start / .trip    the carries of a generator before its first trip / one trip
@@ -19,11 +20,24 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Value
 from sexpgpu.ir.program import FEED, RESULT, SLOT, Phase, Program, Slot
 from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.averages import Average, averages_of
 from sexpgpu.lang.experiment import DiagnosticRule, Experiment, LeafRule, Objective, Update
 from sexpgpu.lang.trace import SCALAR_F32
+from sexpgpu.train.inner import batched_inputs, generator_phases, read_generated
+from sexpgpu.train.lanes import (
+    first_contents,
+    initial_lanes,
+    lanes_of,
+    proposal_type,
+    read_lanes,
+    slot_type,
+    write_lane,
+)
 from sexpgpu.transform.autodiff import differentiate
 from sexpgpu.transform.passes import FINAL_PASSES, forward_passes, run_passes
 
+WEIGHTS = "weights."
+"""Prefix of the feeds of `initialise` that bring published weights."""
 CLIP_EPSILON = 1e-6
 """Added to the gradient norm that `:clip` divides by."""
 
@@ -61,9 +75,14 @@ def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
     for parameter in experiment.parameters.values():
         slots[parameter.name] = Slot(parameter.name, parameter.type, "parameter")
     for state in experiment.states.values():
-        slots[state.name] = Slot(state.name, state.type, "state")
+        slots[state.name] = Slot(state.name, slot_type(experiment, state), "state")
+    for average in experiment.averages.values():
+        for name in average.parameters:
+            slot = average.slot(name)
+            slots[slot] = Slot(slot, experiment.parameters[name].type, "average")
     phases.append(_initialise(experiment, slots))
     for update in experiment.run.updates:
+        phases += generator_phases(experiment, update, stacking, slots)
         parts = _UpdateParts(experiment, update, stacking, slots)
         phases.append(parts.microbatches(first=True))
         if experiment.run.microbatches > stacking:
@@ -75,7 +94,7 @@ def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
         names[update.name] = UpdateNames(tuple(parts.leaves), tuple(parts.diagnostics))
     for evaluation in experiment.evaluations.values():
         for index, objective in enumerate(evaluation.objectives):
-            phases.append(_evaluation(f"eval.{evaluation.name}.{index}", objective))
+            phases.append(_evaluation(experiment, f"eval.{evaluation.name}.{index}", objective))
     phases += _generators(experiment, slots)
     program = Program(tuple(slots.values()), tuple(phases), run_passes(experiment.schedule.graph(), FINAL_PASSES))
     return Assembly(program, names, stacking)
@@ -96,8 +115,13 @@ def _initialise(experiment: Experiment, slots: dict[str, Slot]) -> Phase:
     outputs: list[tuple[str, Value]] = []
     values: dict[str, Value] = {}
     for owned in (*experiment.parameters.values(), *experiment.states.values()):
-        (values[owned.name],) = b.copy(owned.initial)
-        outputs.append((SLOT + owned.name, values[owned.name]))
+        if owned.name in experiment.weights:
+            values[owned.name] = b.input(FEED + WEIGHTS + owned.name, owned.type)
+        else:
+            (values[owned.name],) = b.copy(owned.initial)
+        outputs.append((SLOT + owned.name, first_contents(b, experiment, owned, values[owned.name])))
+    for average in experiment.averages.values():
+        outputs += [(SLOT + average.slot(name), values[name]) for name in average.parameters]
     for update in experiment.run.updates:
         for parameter, rule in update.rules.items():
             for state, type, graph in rule.initial:
@@ -115,7 +139,9 @@ class _UpdateParts:
         self.update = update
         self.k = stacking
         self.slots = slots
-        self.forward = _forward(update.objective.graph, stacking)
+        self.lanes = lanes_of(experiment, update.objective.graph)
+        own = batched_inputs(experiment, update, update.objective.graph)
+        self.forward = _forward(update.objective.graph, stacking, own)
         weight = update.objective.graph.output("weight").node
         self.unit_weight = weight.op == "constant" and weight.attrs["value"] == 1.0
         self.leaves: list[str] = []
@@ -131,7 +157,8 @@ class _UpdateParts:
     def microbatches(self, first: bool) -> Phase:
         """k microbatches: results per microbatch, gradients and folds into their slots."""
         b = Builder()
-        found = _named(b, self.forward)
+        emitted = read_generated(b, self.update.objective.generators, self.k)
+        found = _named(b, self.forward, read_lanes(b, self.experiment, self.lanes, self.k) | emitted)
         value, weight = found["value"], found["weight"]
         outputs = [(RESULT + name, v) for name, v in found.items() if not name.startswith("state:")]
         cotangent = b.op("stop-gradient", weight)
@@ -146,7 +173,13 @@ class _UpdateParts:
             slot = self._slot("weight", "", SCALAR_F32)
             outputs.append((SLOT + slot, add(slot, _sum_of(b, weight))))
         for rule in self.update.objective.states:
-            slot = self._slot("fold", rule.name, self.experiment.states[rule.name].type)
+            state = self.experiment.states[rule.name]
+            slot = self._slot("fold", rule.name, proposal_type(self.experiment, state))
+            if state.lane:
+                proposed = found[f"state:{rule.name}"]
+                entered = write_lane(b, self.experiment, state, slot, proposed, self.k, first=first)
+                outputs.append((SLOT + slot, entered))
+                continue
             seen = _fold_stacked(b, found[f"state:{rule.name}"], rule.reduce, self.k)
             op = {"mean": "add", "sum": "add", "max": "maximum", "min": "minimum"}.get(rule.reduce)
             outputs.append(
@@ -176,9 +209,18 @@ class _UpdateParts:
         trios: dict[str, tuple[Value, Value, Value]] = {}
         for name, rule in self.update.rules.items():
             trios[name] = self._propose(b, name, rule, _scaled(b, raw[name], factor), outputs, finite)
+        for name, (_, _, new) in trios.items():
+            for average in averages_of(self.experiment.averages, name):
+                outputs.append((SLOT + average.slot(name), self._averaged(b, average, name, new)))
         for state in self.update.objective.states:
-            type = self.experiment.states[state.name].type
+            owned = self.experiment.states[state.name]
+            type = proposal_type(self.experiment, owned)
             seen = b.input(SLOT + self._slot("fold", state.name, type), type)
+            if owned.lane:
+                entered = b.cast(seen, owned.type.dtype)
+                outputs.append((SLOT + state.name, entered))
+                self._guard(b, state.name, (entered,), finite)
+                continue
             if state.reduce == "mean":
                 seen = b.scale(seen, 1.0 / self.experiment.run.microbatches)
             old = b.input(SLOT + state.name, type)
@@ -260,6 +302,14 @@ class _UpdateParts:
             whole = b.op("and", whole, flag)
         finite.append(whole)
 
+    def _averaged(self, b: Builder, average: Average, parameter: str, new: Value) -> Value:
+        """The average after `new` was committed; where the two are equal it stays what it is."""
+        rate = average.rate
+        factor = b.constant(rate, SCALAR_F32) if isinstance(rate, float) else self._host(b, rate)
+        old = b.cast(b.input(SLOT + average.slot(parameter), new.type), "f32")
+        way = b.sub(b.cast(new, "f32"), old)
+        return b.cast(b.add(old, b.mul(b.broadcast(factor, way.shape, ()), way)), new.dtype)
+
     def _diagnose(
         self,
         b: Builder,
@@ -279,15 +329,18 @@ class _UpdateParts:
             self.diagnostics.append((rule.name, group))
 
 
-def _forward(graph: Graph, k: int = 1) -> Graph:
-    """A traced graph ready to be differentiated; for k > 1 microbatches every output leads with an axis of k."""
+def _forward(graph: Graph, k: int = 1, lanes: Sequence[str] = ()) -> Graph:
+    """A traced graph ready to be differentiated; for k > 1 microbatches every output leads with an axis of k.
+
+    lanes: inputs, beside those of the batch, that each microbatch has its own of.
+    """
     own = [n for n in graph.input_names if n.startswith(FEED + "batch.") or n == FEED + "stream"]
-    return run_passes(graph, forward_passes(k, own))
+    return run_passes(graph, forward_passes(k, [*own, *lanes]))
 
 
-def _named(b: Builder, graph: Graph) -> dict[str, Value]:
-    """The outputs of `graph`, copied into `b`, by name."""
-    return dict(zip([name for name, _ in graph.outputs], b.copy(graph), strict=True))
+def _named(b: Builder, graph: Graph, inputs: Mapping[str, Value] | None = None) -> dict[str, Value]:
+    """The outputs of `graph`, copied into `b`, by name; `inputs` replaces inputs of it."""
+    return dict(zip([name for name, _ in graph.outputs], b.copy(graph, inputs), strict=True))
 
 
 def _sum_of(b: Builder, value: Value) -> Value:
@@ -319,9 +372,9 @@ def _scaled(b: Builder, g: Value, factor: Value | None) -> Value:
 # Evaluations and generators.
 
 
-def _evaluation(name: str, objective: Objective) -> Phase:
+def _evaluation(experiment: Experiment, name: str, objective: Objective) -> Phase:
     b = Builder()
-    found = _named(b, _forward(objective.graph))
+    found = _named(b, _forward(objective.graph), initial_lanes(b, experiment, objective.graph))
     outputs = [(RESULT + n, v) for n, v in found.items() if not n.startswith("state:")]
     return _finish(name, b, outputs)
 
@@ -335,13 +388,14 @@ def _generators(experiment: Experiment, slots: dict[str, Slot]) -> list[Phase]:
                 slots[slot] = Slot(slot, type, "carry", initialised=False)
         b = Builder()
         outputs: list[tuple[str, Value]] = []
-        for (slot, _), value in zip(generator.carries, b.copy(_forward(generator.start)), strict=True):
+        lanes = initial_lanes(b, experiment, generator.start)
+        for (slot, _), value in zip(generator.carries, b.copy(_forward(generator.start), lanes), strict=True):
             outputs.append((SLOT + slot if has_trips else RESULT + slot, value))
         phases.append(_finish(f"generate.{generator.name}.start", b, outputs))
         if generator.trip is None:
             continue
         b = Builder()
-        values = b.copy(_forward(generator.trip))
+        values = b.copy(_forward(generator.trip), initial_lanes(b, experiment, generator.trip))
         outputs = [(SLOT + slot, v) for (slot, _), v in zip(generator.carries, values, strict=False)]
         emitted = values[len(generator.carries) :]
         outputs += [(RESULT + f"emit:{i}", v) for i, v in enumerate(emitted)]

@@ -1,13 +1,13 @@
-"""Views of data in a `defloader`: `part rows windows`."""
+"""Views of data in a `defloader`: `part rows windows streams mix`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sexpgpu.data import Part, Rows, Windows
+from sexpgpu.data import Part, Rows, Streams, Windows
 from sexpgpu.lang.builtins.registry import builtin
 from sexpgpu.lang.elaborator import Elaborator
-from sexpgpu.lang.values import DataHandle, kind_of
+from sexpgpu.lang.values import DataHandle, HostScalar, Mix, kind_of
 
 
 def _source(el: Elaborator, value: Any) -> Any:
@@ -41,3 +41,29 @@ def windows(el: Elaborator, source: Any, *, length: Any = None) -> Windows:
     if length is None:
         el.fail("E-FORM-004", "`windows` needs `:length`")
     return el.located(lambda: Windows(_source(el, source), el.size(length)))
+
+
+@builtin("streams")
+def streams(el: Elaborator, source: Any, *, length: Any = None) -> Streams:
+    """`(streams DATA :length n)`: windows that go on where the same row of the batch before ended."""
+    if length is None:
+        el.fail("E-FORM-004", "`streams` needs `:length`")
+    return el.located(lambda: Streams(_source(el, source), el.size(length)))
+
+
+@builtin("mix")
+def mix(el: Elaborator, parts: Any) -> Mix:
+    """`(mix [VIEW W …])`: rows of several views, chosen by weights that may depend on `step`."""
+    if not isinstance(parts, tuple) or not parts or len(parts) % 2:
+        el.fail("E-FORM-001", "this form is (mix [VIEW W …])")
+    views, weights = parts[::2], parts[1::2]
+    for view in views:
+        if not isinstance(view, Rows | Windows):
+            el.fail("E-TYPE-006", f"{kind_of(view)} cannot be mixed", help="(rows S) or (windows S :length n)")
+    for weight in weights:
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not isinstance(weight, HostScalar) and not (number and 0 <= weight < float("inf")):
+            el.fail("E-TYPE-006", f"a weight is a number from 0 up, not {kind_of(weight)}")
+    if all(not isinstance(weight, HostScalar) and weight == 0 for weight in weights):
+        el.fail("E-TYPE-005", "no weight of this mixture is above 0")
+    return Mix(views, weights)

@@ -1,0 +1,138 @@
+"""`defweights`: parameters that begin as arrays of a file, and everything that does not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from sexpgpu.diagnostics import DiagnosticError
+from sexpgpu.lang.load import load_experiment
+from sexpgpu.train.identity import experiment_digest
+from sexpgpu.train.phases import assemble
+from tests.train.trial import Trial, write_experiment
+
+TEXT = """
+(defmodel net ((x (f32 _ 3)))
+  (linear (repeat [i 2] [x x] (linear x 3 :bias false :name (block i))) 2 :name head))
+(defaverage slow :decay 0.9)
+{weights}
+(defmetric loss () (mean (square (net (ones (f32 2 3))))))
+(defrun go :loss loss :optimizer (sgd :rate 0.1) :steps 2 :seed 1)
+"""
+RULES = '(defweights net "base.{kind}" ("block.{{i}}.w" "h.{{i}}.weight" "o i -> i o") ("head.b" "bias"))'
+rng = np.random.default_rng(0)
+ARRAYS = {
+    "h.0.weight": rng.standard_normal((3, 3)).astype(np.float32),
+    "h.1.weight": rng.standard_normal((3, 3)).astype(np.float16),
+    "bias": rng.standard_normal(2),
+}
+
+
+def write(folder: Path, weights: str, arrays: dict[str, np.ndarray] | None = None) -> Path:
+    arrays = ARRAYS if arrays is None else arrays
+    np.savez(folder / "base.npz", **arrays)
+    save_file({name: np.ascontiguousarray(a) for name, a in arrays.items()}, folder / "base.safetensors")
+    return write_experiment(folder, TEXT.format(weights=weights))
+
+
+def lines(folder: Path, weights: str, arrays: dict[str, np.ndarray] | None = None) -> list[str]:
+    with pytest.raises(DiagnosticError) as caught:
+        load_experiment(write(folder, weights, arrays))
+    (fault,) = caught.value.diagnostics
+    assert fault.code == "E-PARAM-003" and fault.span is not None
+    return [fault.message.partition("do not fit: ")[2], *fault.notes]
+
+
+@pytest.mark.parametrize("kind", ["npz", "safetensors"])
+def test_parameters_begin_as_the_arrays(tmp_path: Path, kind: str) -> None:
+    path = write(tmp_path, RULES.format(kind=kind))
+    with Trial(load_experiment(path)) as trial:
+        for i in range(2):
+            expected = ARRAYS[f"h.{i}.weight"].T.astype(np.float32)
+            np.testing.assert_array_equal(trial.read(f"net.block.{i}.w"), expected)
+            np.testing.assert_array_equal(trial.read(f"average.slow/net.block.{i}.w"), expected)
+        np.testing.assert_array_equal(trial.read("net.head.b"), ARRAYS["bias"].astype(np.float32))
+        with Trial(load_experiment(write_experiment(tmp_path, TEXT.format(weights=""), "plain.sx"))) as plain:
+            np.testing.assert_array_equal(trial.read("net.head.w"), plain.read("net.head.w"))
+        assert trial.losses(2)[1] > 0
+
+
+def test_bf16(tmp_path: Path) -> None:
+    save_file({"head.b": np.array([1.5, -2.0], ml_dtypes.bfloat16)}, tmp_path / "b.safetensors")
+    path = write_experiment(tmp_path, TEXT.format(weights='(defweights net "b.safetensors" ("head.{n}" "head.{n}"))'))
+    with pytest.raises(DiagnosticError, match=r"missing: `head\.w`"):
+        load_experiment(path)
+    path = write_experiment(tmp_path, TEXT.format(weights='(defweights net.head "b.safetensors" ("b" "head.b"))'))
+    with Trial(load_experiment(path)) as trial:
+        np.testing.assert_array_equal(trial.read("net.head.b"), [1.5, -2.0])
+
+
+def test_without_rules_names_are_the_same(tmp_path: Path) -> None:
+    own = {"w": np.ones((3, 2), np.float32), "b": np.ones(2, np.float32)}
+    with Trial(load_experiment(write(tmp_path, '(defweights net.head "base.npz")', own))) as trial:
+        np.testing.assert_array_equal(trial.read("net.head.w"), own["w"])
+
+
+def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
+    arrays = {
+        "h.0.weight": np.ones((3, 4), np.float32),
+        "bias": np.ones(2, np.int32),
+        "other": np.ones(5, np.float32),
+        "h.0.mask": np.ones(1, np.float32),
+    }
+    rules = RULES.format(kind="npz").removesuffix(")") + ' ("tail.w" "tail") (none "h.{i}.mask"))'
+    assert lines(tmp_path, rules, arrays) == [
+        "mis-shaped: `h.0.weight` (3 4) for `net.block.0.w` (f32 3 3), rearranged (4 3)",
+        "missing: `h.1.weight` for `net.block.1.w` (f32 3 3); there is a `h.0.weight`",
+        "mis-shaped: `bias` (2) for `net.head.b` (f32 2), one of floats and the other not",
+        'the rule ("tail.w" "tail") matches no parameter',
+        "surplus: nothing takes `other` (5)",
+    ]
+
+
+def test_a_prefix_that_is_no_root(tmp_path: Path) -> None:
+    assert lines(tmp_path, '(defweights nett "base.npz")')[0].startswith("no parameter is under `nett`")
+
+
+def test_two_forms_may_share_a_file(tmp_path: Path) -> None:
+    weights = """
+(defweights net.block "base.npz" ("{i}.w" "h.{i}.weight" "o i -> i o"))
+(defweights net.head "base.npz" ("b" "bias"))"""
+    experiment = load_experiment(write(tmp_path, weights))
+    assert set(experiment.weights) == {"net.block.0.w", "net.block.1.w", "net.head.b"}
+
+
+def test_the_digest_knows_the_file(tmp_path: Path) -> None:
+    def digest(arrays: dict[str, np.ndarray]) -> str:
+        experiment = load_experiment(write(tmp_path, RULES.format(kind="npz"), arrays))
+        return experiment_digest(experiment, assemble(experiment).program)
+
+    assert digest(ARRAYS) == digest(ARRAYS) != digest(ARRAYS | {"bias": np.zeros(2)})
+
+
+@pytest.mark.parametrize(
+    ("weights", "code"),
+    [
+        ('(defweights net "none.npz")', "E-DATA-001"),
+        ('(defweights net "file.sx")', "E-DATA-002"),
+        ("(defweights net 3)", "E-TYPE-006"),
+        ("(defweights net)", "E-FORM-001"),
+        ('(defweights net "base.npz" ("a"))', "E-FORM-001"),
+    ],
+)
+def test_mistakes(tmp_path: Path, weights: str, code: str) -> None:
+    with pytest.raises(DiagnosticError) as caught:
+        load_experiment(write(tmp_path, weights))
+    assert [d.code for d in caught.value.diagnostics] == [code]
+
+
+def test_damage(tmp_path: Path) -> None:
+    path = write(tmp_path, RULES.format(kind="safetensors"))
+    whole = (tmp_path / "base.safetensors").read_bytes()
+    (tmp_path / "base.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DiagnosticError, match=r"E-DATA-002.*not a whole safetensors file"):
+        load_experiment(path)
