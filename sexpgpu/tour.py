@@ -25,7 +25,8 @@ the language and lies in `sexpgpu/std`.
 **4. Values to graphs.** While a metric is elaborated, a `sexpgpu.lang.trace.Trace` records: nodes through a
 `sexpgpu.ir.builder.Builder`, parameters and states in the `sexpgpu.lang.trace.World` that all traces of a
 file share. `sexpgpu.lang.tracing.trace_objective` does it for losses and evaluations,
-`sexpgpu.lang.tracing.RuleTracer` for optimizers, `sexpgpu.lang.tracing.trace_generator` for generators.
+`sexpgpu.lang.tracing.RuleTracer` for optimizers, `sexpgpu.lang.tracing.trace_generator` for generators,
+`sexpgpu.lang.inner.call_generator` for those that a loss calls.
 What comes out of all this is a `sexpgpu.lang.experiment.Experiment`: data only.
 
 **5. Graphs.** `sexpgpu.ir.graph.Graph` is a single-assignment list of nodes over
@@ -58,10 +59,12 @@ launches and library calls, `sexpgpu.backend.kernels.cuda.print_step` prints the
 
 **10. Data.** `sexpgpu.data.dataset.open_dataset` opens what `defdata` names, `sexpgpu.data.views` cuts it
 into rows or windows, and `sexpgpu.data.loader.Loader` answers one question: which rows are batch number m?
+Streams, mixtures and zips, in `sexpgpu.data.mixture`, answer the same one.
 `sexpgpu.data.prefetch.Prefetcher` asks it ahead of time, on a thread.
 
 **11. The loop.** `sexpgpu.train.loop.Training` is the run: steps, and what is due between them. One step is
 `sexpgpu.train.loop.Stepper`: calls of phases, folded by `sexpgpu.train.folds`.
+`sexpgpu.train.lanes` is the state that is not folded, `sexpgpu.train.inner` the generators of a loss.
 `sexpgpu.train.evaluation.run_evaluation` and `sexpgpu.train.generation.run_generator` do the rest;
 `sexpgpu.train.keys.stream_key` is where randomness begins.
 
