@@ -38,6 +38,8 @@ pytestmark = pytest.mark.cuda
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NO_SCHEDULE = Builder().graph("schedule", [])
+ON_CARD = [case for case in CASES if not case.values[1].bodies]  # type: ignore[attr-defined, union-attr]
+"""All samples but those of loops, which this device refuses."""
 TOLERANCE = {"bf16": 1e-2, "f32": 3e-5, "f64": 1e-10}
 
 
@@ -80,7 +82,7 @@ def sample_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
 def samples(card: CudaDevice) -> Iterator[CudaSession]:
     """Every sample of every operation as a phase of one program, compiled together."""
     phases = []
-    for case in CASES:
+    for case in ON_CARD:
         graph, _ = sample_graph(*case.values)  # type: ignore[arg-type]
         phases.append(Phase(str(case.id), graph))
     session = card.open(card.plan(Program((), tuple(phases), NO_SCHEDULE), Budget()))
@@ -88,7 +90,7 @@ def samples(card: CudaDevice) -> Iterator[CudaSession]:
     session.close()
 
 
-@pytest.mark.parametrize("phase, name, sample", [pytest.param(str(c.id), *c.values, id=str(c.id)) for c in CASES])
+@pytest.mark.parametrize("phase, name, sample", [pytest.param(str(c.id), *c.values, id=str(c.id)) for c in ON_CARD])
 def test_sample(phase: str, name: str, sample: Any, samples: CudaSession) -> None:
     graph, feeds = sample_graph(name, sample)
     flagged: list[str] = []
@@ -237,6 +239,7 @@ class Trial:
         ("tiny-sgd.sx", {}, 1e-4),
         ("tiny-adam.sx", {}, 1e-4),
         ("names-bigram.sx", {}, 1e-4),
+        ("moe.sx", {"variant": "smoke"}, 1e-4),
         ("digits-mlp.sx", {}, 1e-4),
         ("topics-gpt.sx", {}, 1e-4),
         ("char-gpt.sx", {}, 1e-4),
