@@ -11,6 +11,9 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 
+LIBRARY = "std/"
+"""Sources of the library are named `std/…`."""
+
 
 @dataclass(frozen=True)
 class Source:
@@ -18,6 +21,11 @@ class Source:
 
     name: str
     text: str
+
+    @property
+    def is_library(self) -> bool:
+        """Whether this is a file of the library: a user's path is shown as given and never begins so."""
+        return self.name.startswith(LIBRARY)
 
     @cached_property
     def line_starts(self) -> tuple[int, ...]:

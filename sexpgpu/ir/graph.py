@@ -26,6 +26,16 @@ class Origin:
     note: str = ""
     parent: Origin | None = None
 
+    @property
+    def place(self) -> Span | None:
+        """The innermost place in the user's own files that this goes back to; in the library where there is none."""
+        at: Origin | None = self
+        while at is not None:
+            if at.span is not None and not at.span.source.is_library:
+                return at.span
+            at = at.parent
+        return self.span
+
 
 NOWHERE = Origin()
 

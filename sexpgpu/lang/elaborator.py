@@ -39,8 +39,6 @@ from sexpgpu.syntax import Boolean, Float, Form, Integer, Keyword, List, String,
 MAX_DEPTH = 256
 MAX_SIZE = 2**48
 """No axis, count or batch is larger."""
-LIBRARY = "std/"
-"""Sources of the library are named `std/…`; a user's file never is, since users' paths are shown as given."""
 
 DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical", "permutation")
 """Operations whose `:name` is a part of the path that their bits depend on."""
@@ -88,10 +86,10 @@ class Elaborator:
         self, code: str, message: str, span: Span | None = None, *, help: str = "", labels: Sequence[Label] = ()
     ) -> Diagnostic:
         places = [*self.stack, span] if span is not None else list(self.stack)
-        own = [place for place in places if not place.source.name.startswith(LIBRARY)]
+        own = [place for place in places if not place.source.is_library]
         blamed = own[-1] if own else (places[-1] if places else None)
         notes: list[str] = []
-        hidden = [place for place in places if place.source.name.startswith(LIBRARY)]
+        hidden = [place for place in places if place.source.is_library]
         if hidden and own and places and places[-1] is not blamed:
             notes.append(f"inside the library, at {hidden[-1]}")
         callers = [place for place in own[:-1] if blamed is not None and not _contains(place, blamed)]
@@ -100,7 +98,7 @@ class Elaborator:
 
     def place(self, span: Span) -> Span:
         """The innermost form of the user's own files on the way to `span`; `span` itself if there is none."""
-        own = [p for p in (*self.stack, span) if not p.source.name.startswith(LIBRARY)]
+        own = [p for p in (*self.stack, span) if not p.source.is_library]
         return own[-1] if own else span
 
     @contextmanager
@@ -388,7 +386,7 @@ class Elaborator:
     def _head_of(self, defined: Span | None, parameters: Sequence[Parameter]) -> tuple[Label, ...]:
         """A label at the head of a definition of the user's own files: `(defn f (x y`."""
         last = parameters[-1].span if parameters else None
-        if defined is None or last is None or defined.source.name.startswith(LIBRARY):
+        if defined is None or last is None or defined.source.is_library:
             return ()
         return (Label(Span(defined.source, defined.start, last.end), "defined here"),)
 
@@ -565,7 +563,7 @@ class Elaborator:
 def _operand_labels(operands: Sequence[Form], values: Sequence[Any]) -> tuple[Label, ...]:
     """What each operand is, where several tensors of the user's own files meet."""
     tensors = [(f, v) for f, v in zip(operands, values, strict=False) if isinstance(v, Value)]
-    if len(tensors) < 2 or any(f.span.source.name.startswith(LIBRARY) for f, _ in tensors):
+    if len(tensors) < 2 or any(f.span.source.is_library for f, _ in tensors):
         return ()
     return tuple(Label(form.span, f"{value.type}") for form, value in tensors)
 

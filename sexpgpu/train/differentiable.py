@@ -6,7 +6,6 @@ from sexpgpu.diagnostics import Diagnostic
 from sexpgpu.ir.opdef import OPS
 from sexpgpu.ir.program import SLOT
 from sexpgpu.lang.experiment import Experiment
-from sexpgpu.train.faults import place
 from sexpgpu.transform.autodiff import depends_on
 
 
@@ -24,7 +23,7 @@ def missing_gradients(experiment: Experiment) -> list[Diagnostic]:
                     Diagnostic(
                         "E-TYPE-009",
                         f"`{node.op}` has no gradient, but the loss `{update.objective.name}` needs it",
-                        place(node.origin),
+                        node.origin.place,
                         help=("(stop-gradient x) where none is meant",),
                     )
                 )

@@ -8,25 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
-from sexpgpu.ir.graph import Origin
 from sexpgpu.lang.experiment import Update
-from sexpgpu.source import Span
 
 if TYPE_CHECKING:
     from sexpgpu.backend.protocol import Fault
-
-LIBRARY = "std/"
-
-
-def place(origin: Origin) -> Span | None:
-    """The innermost place in the user's own files that an origin goes back to."""
-    at: Origin | None = origin
-    while at is not None:
-        if at.span is not None and not at.span.source.name.startswith(LIBRARY):
-            return at.span
-        at = at.parent
-    return origin.span
-
 
 def stop_on_faults(faults: Sequence[Fault], when: str) -> None:
     """Raise E-RUN-003 for run-time checks that failed."""
@@ -36,7 +21,7 @@ def stop_on_faults(faults: Sequence[Fault], when: str) -> None:
                 Diagnostic(
                     "E-RUN-003",
                     f"{when}: {fault.message}",
-                    place(fault.origin),
+                    fault.origin.place,
                     help=("check the data or the index arithmetic; nothing of this step was kept",),
                 )
                 for fault in faults[:5]

@@ -12,7 +12,7 @@ from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Origin
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.source import Source, Span
-from sexpgpu.train.faults import non_finite, place, stop_on_faults, zero_weight
+from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
 from tests.train.trial import open_trial, write_experiment
 
 USER, LIBRARY = Source("mine.sx", "(a)\n(b)\n"), Source("std/layers.sx", "(c)\n")
@@ -27,10 +27,10 @@ def test_the_place_is_the_innermost_in_the_users_files() -> None:
     outer = Origin(Span(USER, 0, 3))
     inner = Origin(Span(USER, 4, 7), "", outer)
     library = Origin(Span(LIBRARY, 0, 3), "", inner)
-    assert place(library) == inner.span and place(inner) == inner.span and place(outer) == outer.span
-    assert place(Origin(Span(LIBRARY, 0, 3))) == Span(LIBRARY, 0, 3)
-    assert place(Origin(None, "gradient of", library)) == inner.span
-    assert place(Origin(None)) is None
+    assert library.place == inner.span and inner.place == inner.span and outer.place == outer.span
+    assert Origin(Span(LIBRARY, 0, 3)).place == Span(LIBRARY, 0, 3)
+    assert Origin(None, "gradient of", library).place == inner.span
+    assert Origin(None).place is None
 
 
 def test_at_most_five_checks_are_told() -> None:
