@@ -39,7 +39,6 @@ INTEGER_BITS = 64
 """An elaboration integer is one that an i64 tensor could hold."""
 
 FLOAT_ONLY = frozenset(UNARY) - {"neg", "abs", "sign", "not"}
-COMPARISONS = frozenset(("=", "!=", "<", "<=", ">", ">="))
 
 
 def _exact_division(x: float | int, y: float | int) -> float | int:

@@ -20,7 +20,6 @@ from sexpgpu.lang.patterns import bind_pattern, match_type
 from sexpgpu.lang.scope import POISON, Lazy, Poisoned, Scope
 from sexpgpu.lang.trace import Schedule, Trace, World
 from sexpgpu.lang.values import (
-    WILD,
     Builtin,
     DataHandle,
     DType,
@@ -585,6 +584,3 @@ def _contains(outer: Span, inner: Span) -> bool:
 
 def _count(n: int, one: str, many: str = "") -> str:
     return f"{n} {one}" if n == 1 else f"{n} {many or one + 's'}"
-
-
-__all__ = ["WILD", "Elaborator"]

@@ -18,8 +18,6 @@ from sexpgpu.lang.trace import Initialised, Schedule
 from sexpgpu.lang.weights import ImportedWeight
 from sexpgpu.source import Span
 
-DEFAULT_MICROBATCHES = 1
-
 
 @dataclass(frozen=True, slots=True)
 class MeasureInfo:
@@ -75,6 +73,12 @@ class Objective:
     states: tuple[StateRule, ...]
     fields: tuple[str, ...]
     generators: tuple[InnerGenerator, ...] = ()
+
+    @property
+    def reads(self) -> frozenset[str]:
+        """Names of what its graph and those of its generators read."""
+        inner = [g for each in self.generators for g in (each.arguments, each.start, each.trip) if g is not None]
+        return frozenset(name for graph in (self.graph, *inner) for name in graph.input_names)
 
 
 @dataclass(frozen=True, eq=False)

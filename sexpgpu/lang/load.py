@@ -18,7 +18,6 @@ from typing import Any
 
 from sexpgpu.data import BatchSource
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
-from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import DTYPES, TensorType
 from sexpgpu.lang.averages import Average, averaging_rate, weights_name
 from sexpgpu.lang.builtins import BUILTINS
@@ -530,9 +529,7 @@ class _Loading(FormReader):
     def _warnings(self, run: Run) -> list[Diagnostic]:
         found = list(dict.fromkeys(self.el.warnings))
         moved = {name for update in run.updates for name in update.rules}
-        seen = {
-            n.removeprefix("slot:") for update in run.updates for n in update.objective.graph.input_names
-        }  # fmt: skip
+        seen = {n.removeprefix("slot:") for update in run.updates for n in update.objective.reads}
         for name, parameter in self.el.world.parameters.items():
             if name not in moved and name not in seen:
                 found.append(
@@ -599,6 +596,3 @@ def _number(text: str) -> Any:
 
 def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:6]) + (", …" if len(names) > 6 else "")
-
-
-__all__ = ["Value", "load_experiment"]

@@ -23,7 +23,6 @@ from sexpgpu.lang.trace import Ambient, Initialised, Trace
 from sexpgpu.lang.values import kind_of
 from sexpgpu.syntax import Form, List, String, Symbol
 
-SHAPE = '(defweights PREFIX FILE (OURS THEIRS "o i -> i o") …)'
 WHOLE = "{*}"
 """The placeholder of a form without rules: every parameter under the prefix, by its own name."""
 

@@ -553,3 +553,16 @@ def test_the_graph_of_an_expression_is_the_same_twice():
     _, first = elaborated("(softmax a)", a=X)
     _, second = elaborated("(softmax a)", a=X)
     assert ops_of(first) == ops_of(second)
+
+
+def test_a_parameter_that_only_an_inner_generator_reads_is_reached():
+    text = """
+(defmodel guide ((goal (i32 _))) (gather (param table (f32 4 4) (normal 1.0)) goal))
+(defgenerator picks (goal)
+  :trips [t 2] :carry [last (zeros (i32 (dim goal 0)))]
+  (next :last (categorical (guide goal))))
+(defmetric loss ()
+  (square (+ (param w (f32) 1.0) (mean (cast (picks (zeros (i32 3))) f32)))))
+(defrun go :loss loss :over "w" :optimizer (sgd :rate 0.1) :steps 1)
+"""
+    assert [warning.code for warning in load_text(text).warnings] == []

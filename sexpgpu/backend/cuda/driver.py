@@ -91,10 +91,6 @@ class Driver:
         """Compute capability: (9, 0)."""
         return self._attribute(CAPABILITY_MAJOR), self._attribute(CAPABILITY_MINOR)
 
-    def num_multiprocessors(self) -> int:
-        """Streaming multiprocessors."""
-        return self._attribute(MULTIPROCESSORS)
-
     def use(self) -> None:
         """Make the device's primary context current in this thread."""
         if self._context is None:

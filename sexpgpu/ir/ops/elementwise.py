@@ -19,7 +19,6 @@ from sexpgpu.ir.types import DTYPES, TensorType, TypeFault
 ARITHMETIC = ("f32", "f64", "i32", "i64")
 FLOAT = ("f32", "f64")
 INTEGER = ("i32", "i64")
-ANY = DTYPES
 TWO_OVER_ROOT_PI = 1.1283791670955126
 
 FLOATS_34 = TensorType("f32", (3, 4))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from sexpgpu.ir.graph import Value
-from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.arithmetic import broadcast_to
 from sexpgpu.lang.builtins.registry import builtin
 from sexpgpu.lang.elaborator import Elaborator
@@ -147,5 +146,3 @@ def _running(name: str) -> None:
 
 for _name in ("cumsum", "cumprod", "cummax"):
     _running(_name)
-
-SCALAR = TensorType("f32", ())
