@@ -2,7 +2,6 @@
 
 import math
 import struct
-import time
 
 import pytest
 
@@ -12,6 +11,7 @@ from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.program import Phase, Program, Slot
 from sexpgpu.ir.text import digest, graph_text, parse_graph, parse_program, program_text, same_graph
 from sexpgpu.ir.types import TensorType
+from tests.effort import calls
 
 F = TensorType("f32", (3, 4))
 SCALAR = TensorType("f32", ())
@@ -235,7 +235,7 @@ def test_faults_of_programs(old: str, new: str) -> None:
     assert caught.value.diagnostics[0].code == "E-FORM-001"
 
 
-def test_large_graphs_are_fast() -> None:
+def test_large_graphs_are_little_work_per_node() -> None:
     b = Builder()
     x = b.input("feed:x", TensorType("f32", (8, 512)))
     y = x
@@ -244,10 +244,7 @@ def test_large_graphs_are_fast() -> None:
     graph = b.graph("large", [("result:y", y)])
     assert len(graph.nodes) > 6000
 
-    start = time.process_time()
     text = graph_text(graph)
-    written = time.process_time()
-    again = parse_graph(text)
-    read = time.process_time()
-    assert graph_text(again) == text
-    assert written - start < 0.3 and read - written < 2.0, (written - start, read - written)
+    assert graph_text(parse_graph(text)) == text
+    written, read = calls(lambda: graph_text(graph)), calls(lambda: parse_graph(text))
+    assert written < 50 * len(graph.nodes) and read < 500 * len(graph.nodes)
