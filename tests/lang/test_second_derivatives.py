@@ -48,8 +48,11 @@ FUNCTIONS = {
     "(rearrange \"b t -> b t 1\" (logsumexp x))": lambda x: x.logsumexp(-1, keepdim=True),
     "(rearrange \"b t -> b t 1\" (cross-entropy x labels))": lambda x: functional.cross_entropy(
         x.flatten(0, 1), double("labels").flatten(), reduction="none").view(2, 4, 1),
-    "(let [c (- x (mean x :axis -1 :keep true))] (* row c (rsqrt (+ 0.1 (mean (square c) :axis -1 :keep true)))))": lambda x: double("row") * functional.layer_norm(x, (6,), eps=0.1),
-    "(* row x (rsqrt (+ 0.1 (mean (square x) :axis -1 :keep true))))": lambda x: double("row") * functional.rms_norm(x, (6,), eps=0.1),
+    "(let [c (- x (mean x :axis -1 :keep true))]"
+    " (* row c (rsqrt (+ 0.1 (mean (square c) :axis -1 :keep true)))))":
+        lambda x: double("row") * functional.layer_norm(x, (6,), eps=0.1),
+    "(* row x (rsqrt (+ 0.1 (mean (square x) :axis -1 :keep true))))":
+        lambda x: double("row") * functional.rms_norm(x, (6,), eps=0.1),
     "(gelu x)": lambda x: functional.gelu(x, approximate="tanh"),
     "(silu x)": functional.silu,
     "(rearrange \"b 1 t d -> b t d\" (let [x (rearrange \"b t d -> b 1 t d\" x)]"
