@@ -1,5 +1,7 @@
 """What every pass must keep: gradients, text, simplification and stacking of random graphs."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -58,6 +60,25 @@ class TestRandomGraphs:
                 slopes = [slope(case, name, direction, STEP * scale) for scale in (1, 0.1, 0.01)]
                 errors = [abs(s - expected) / (1 + abs(expected)) for s in slopes]
                 assert min(errors) < 1e-5, (seed, name, expected, slopes)
+
+    @pytest.mark.torch
+    def test_against_torch(self, first: int) -> None:
+        torch = pytest.importorskip("torch")
+        from tests.ir.torched import run_torch, tensor
+
+        for seed in self.seeds(first):
+            case = grown(seed)
+            types = [v.dtype for v in case.forward.inputs]
+            given = {n: tensor(case.values[n], t) for n, t in zip(case.forward.input_names, types, strict=True)}
+            loss, last = run_torch(case.forward, list(given.values()))
+            wanted = torch.autograd.grad(loss, [given[n] for n in case.floats], allow_unused=True)
+            found = evaluate(with_gradients(case), case.values, double=True)
+            assert_close = partial(np.testing.assert_allclose, rtol=1e-8, atol=1e-10, err_msg=f"seed {seed}")
+            assert_close(found["result:loss"], loss.detach().numpy())
+            assert_close(evaluate(case.forward, case.values, double=True)["result:last"], last.detach().numpy())
+            for name, slope in zip(case.floats, wanted, strict=True):
+                expected = np.zeros(case.values[name].shape) if slope is None else slope.numpy()
+                assert_close(found.get(f"result:d.{name}", np.zeros(expected.shape)), expected)
 
     def test_text(self, first: int) -> None:
         for seed in self.seeds(first):
