@@ -64,6 +64,7 @@ Streams, mixtures and zips, in `sexpgpu.data.mixture`, answer the same one.
 
 **11. The loop.** `sexpgpu.train.loop.Training` is the run: steps, and what is due between them. One step is
 `sexpgpu.train.loop.Stepper`: calls of phases, folded by `sexpgpu.train.folds`.
+`sexpgpu.train.blame.first_non_finite` finds the form that a failed step is to blame on.
 `sexpgpu.train.lanes` is the state that is not folded, `sexpgpu.train.inner` the generators of a loss.
 `sexpgpu.train.evaluation.run_evaluation` and `sexpgpu.train.generation.run_generator` do the rest;
 `sexpgpu.train.keys.stream_key` is where randomness begins.

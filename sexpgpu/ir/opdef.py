@@ -111,6 +111,7 @@ class OpDef:
         and so do all outputs.
     cost: flops and bytes.
     work: its one work shape.
+    reports: whether it flags faults while it runs; every device tells the place of the first, in row-major order.
     samples: cases for the derived tests.
     """
 
@@ -125,6 +126,7 @@ class OpDef:
     params: dict[str, str] = field(default_factory=dict)
     into: Into | None = None
     ufunc: np.ufunc | None = None
+    reports: bool = False
     prepare: Prepare | None = None
     cost: Callable[[Node], Cost] = _elementwise_cost
 

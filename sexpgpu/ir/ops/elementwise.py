@@ -157,7 +157,8 @@ def _floor_division(ufunc: np.ufunc) -> Callable[[Context, Node, Sequence[Array]
         x, y = inputs
         zero = y == 0
         if ctx.flag is not None and np.any(zero):
-            ctx.flag(node, "division of an integer by zero")
+            place = [int(p) for p in np.unravel_index(int(np.argmax(zero)), zero.shape)]
+            ctx.flag(node, f"division of an integer by zero{f' at {place}' if place else ''}")
         with np.errstate(all="ignore"):
             return np.where(zero, 0, ufunc(x, np.where(zero, 1, y))).astype(ctx.dtype(node.types[0]), copy=False)
 
@@ -174,6 +175,7 @@ for _name, _ufunc, _doc in (
             name=_name,
             doc=_doc,
             work=Work.MAP,
+            reports=True,
             type_rule=_same_type(_name, 2, INTEGER, None),
             meaning=_floor_division(_ufunc),
             stacking=map_stacking,
