@@ -28,7 +28,7 @@ for _op in ("+", "*", "minimum", "maximum"):
 def subtract(el: Elaborator, x: Any, *more: Any) -> Any:
     """`(- x)` or `(- x y …)`, from the left."""
     if not more:
-        return arithmetic(el, "neg", [x])
+        return arithmetic(el, "-", [x])
     for y in more:
         x = arithmetic(el, "-", [x, y])
     return x
@@ -52,7 +52,7 @@ def _unary(op: str) -> None:
 
 
 for _op in UNARY:
-    if _op != "neg":
+    if _op != "-":
         _unary(_op)
 
 
