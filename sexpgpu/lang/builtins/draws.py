@@ -6,7 +6,7 @@ from typing import Any
 
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import TensorType
-from sexpgpu.lang.arithmetic import broadcast_together
+from sexpgpu.lang.arithmetic import broadcast_together, is_number
 from sexpgpu.lang.builtins.registry import builtin
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.patterns import type_value
@@ -42,6 +42,8 @@ def random_uniform(el: Elaborator, type: Any) -> Value:
 def bernoulli(el: Elaborator, p: Any, type: Any) -> Value:
     """True with probability p; of the shape of a type or tensor."""
     shape = type_value(el, type).shape
+    if is_number(p) and not 0 <= p <= 1:
+        el.fail("E-TYPE-005", f"{p:g} is no probability", help="a probability lies between 0 and 1")
     b = el.require_trace().builder
     draw = _draw(el, "random-uniform", "bernoulli", shape)
     given = el.tensor(p) if isinstance(p, Value) else el.tensor(p, "f32")
