@@ -7,7 +7,7 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from sexpgpu.lang.load import group_of
-from tests.lang.files import codes, (
+from tests.lang.files import (
     TAIL,
     TEXT,
     codes,
@@ -283,7 +283,8 @@ def test_draws_of_every_kind():
     coin = value_of("(bernoulli 0.25 (f32 20000))")
     assert coin.dtype == bool and abs(coin.mean() - 0.25) < 0.02
     for rate in (-0.1, 1.5):
-        assert codes(f"(defmetric m () (mean (bernoulli {rate} (f32 3)))) (defrun r :loss m :steps 1)")[0] == "E-TYPE-005"
+        text = f"(defmetric m () (mean (cast (bernoulli {rate} (f32 3)) f32))) (defrun r :loss m :steps 1)"
+        assert codes(text) == ["E-TYPE-005"]
     by_row = value_of("(bernoulli p (f32 4 5000))", p=np.array([[0.0], [1.0], [0.5], [0.1]], F))
     assert_allclose(by_row.mean(1), [0, 1, 0.5, 0.1], atol=0.03)
     picked = value_of("(categorical (broadcast l [20000 3]))", l=np.log(np.array([0.2, 0.5, 0.3], F)))
