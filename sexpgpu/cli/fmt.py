@@ -13,6 +13,9 @@ import click
 from sexpgpu.cli.common import reporting
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.source import Source
+from sexpgpu.syntax.format import format_source
+from sexpgpu.syntax.loading import load_source
+from sexpgpu.train.files import explaining, write_atomic
 
 STANDARD_INPUT = "-"
 
@@ -53,9 +56,6 @@ def command(files: tuple[str, ...], check: bool, diff: bool) -> None:
 
 def _one(name: str, check: bool, diff: bool) -> bool:
     """Format one file as the options say, and tell whether it changes. Raises E-READ-…, E-IO-001."""
-    from sexpgpu.syntax.format import format_source
-    from sexpgpu.syntax.loading import load_source
-
     source = _standard_input() if name == STANDARD_INPUT else load_source(name)
     text = format_source(source)
     changed = text != source.text
@@ -104,8 +104,6 @@ def _difference(source: Source, text: str) -> Iterator[str]:
 
 def _rewrite(path: Path, text: str) -> None:
     """Replace a file's content whole; a link stays one, and permissions stay. Raises E-IO-001."""
-    from sexpgpu.train.files import explaining, write_atomic
-
     path = path.resolve()
     with explaining("write", path):
         mode = path.stat().st_mode
