@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib import resources
@@ -64,6 +65,7 @@ def _step(el: Elaborator, span: Span) -> HostScalar:
 def _training(el: Elaborator, span: Span) -> bool:
     if el.trace is None:
         el.fail("E-TYPE-006", "`training` is known inside a metric or a generator only", span)
+    el.world.training_reads += 1
     return el.trace.ambient.training
 
 
@@ -83,6 +85,17 @@ def library_forms() -> Mapping[Source, ReadResult]:
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".sx")), key=lambda f: f.name)
     sources = [Source(f"std/{f.name}", f.read_text("utf-8")) for f in files]
     return MappingProxyType({source: read(source) for source in sources})
+
+
+@cache
+def _library_scope() -> Scope:
+    """The names of the library, which no elaboration changes."""
+    el = Elaborator({**SPECIALS, **LOOPS})
+    library = Module(Scope(_base_scope()), Path())
+    for source, forms in library_forms().items():
+        wrong = declare(el, library, source, forms)
+        assert not wrong, wrong
+    return library.scope
 
 
 class _Collector:
@@ -155,12 +168,9 @@ class _Loading(FormReader):
     ) -> None:
         self.source = source
         self.path = path
-        library = Module(Scope(_base_scope()), path.parent)
-        for text, forms in library_forms().items():
-            wrong = declare(el, library, text, forms)
-            assert not wrong, wrong
         resolved = path.resolve()
-        super().__init__(el, Module(Scope(library.scope), path.parent, (resolved,), disk=disk))
+        super().__init__(el, Module(Scope(_library_scope()), path.parent, (resolved,), disk=disk))
+        self._indifferent: dict[tuple[Any, ...], Objective] = {}
         collector = _Collector()
         collector.found += declare(self.el, self.module, source, read(source), resolved)
         collector.stop()
@@ -281,9 +291,18 @@ class _Loading(FormReader):
                     form.span,
                     help=f"take ({valid} (bool _)) as a parameter and leave padded rows out",
                 )
-        return trace_objective(
+        # A metric that never asks whether it is in training has one graph, in a loss and in evaluations.
+        key = (id(metric), tuple(fields.items()), weights)
+        known = self._indifferent.get(key)
+        if known is not None:
+            return replace(known, graph=replace(known.graph, name=name))
+        reads = self.el.world.training_reads
+        made = trace_objective(
             self.el, metric, fields, loader, training=training, name=name, span=form.span, weights=weights
         )
+        if self.el.world.training_reads == reads and not made.generators:
+            self._indifferent[key] = made
+        return made
 
     def _evaluation(self, declared: Declared) -> Evaluation:
         loader = self._loader_named(declared)
