@@ -33,7 +33,8 @@ WORDS = frozenset((
 class Binding:
     """A name and where it is defined; `span` is None for what is built in.
 
-    form: the form that defines it. value: the form of its value. parameters: the keywords of a function, by name.
+    form: the form that defines it. value: the form of its value. type: its declared type. parameters: the keywords of
+    a function, by name.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Binding:
     span: Span | None = None
     form: List | None = None
     value: Form | None = None
+    type: Form | None = None
     parameters: dict[str, Binding] = field(default_factory=dict)
 
     @property
@@ -57,7 +59,8 @@ class Environment:
     def __init__(self, outer: Environment | None = None, carries: Mapping[str, Binding] | None = None) -> None:
         self.outer = outer
         self.names: dict[str, Binding] = {}
-        self.carries = carries if carries is not None or outer is None else outer.carries
+        inherited = None if outer is None else outer.carries
+        self.carries: Mapping[str, Binding] | None = inherited if carries is None else carries
 
     def find(self, name: str) -> Binding | None:
         """What `name` means here."""
@@ -360,7 +363,7 @@ class _Resolver:
                 match item.items:
                     case (Symbol() as name, type, *_):
                         self.type(type, local)
-                        self.define(name, local, kind)
+                        self.define(name, local, kind).type = type
             else:
                 self.pattern(item, local, kind)
         return keywords
