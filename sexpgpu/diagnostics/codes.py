@@ -462,6 +462,27 @@ _DATA_PARALLEL = (
     ),
 )
 
+_NEW_FILES = (
+    (
+        "E-NEW-001",
+        "unknown template",
+        "`sexpgpu new` is asked for a template that there is not",
+        "use one of those that `sexpgpu new --list` shows",
+    ),
+    (
+        "E-NEW-002",
+        "no name for a file",
+        "the name of a new file is empty, or holds more than letters, digits, `-`, `_` and `.`",
+        "use such characters only, and begin with a letter or digit",
+    ),
+    (
+        "E-NEW-003",
+        "the file is there already",
+        "`sexpgpu new` would write over a file",
+        "choose another name, or remove the file",
+    ),
+)
+
 _WARNINGS = (
     (
         "W-CALL-001",
@@ -515,6 +536,7 @@ def _codes() -> Iterator[Code]:
         "files and devices": _FILES_AND_DEVICES,
         "memory": _MEMORY,
         "data parallel": _DATA_PARALLEL,
+        "new files": _NEW_FILES,
     }
     for area, rows in areas.items():
         for code, title, when, fix in rows:
