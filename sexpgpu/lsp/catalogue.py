@@ -130,7 +130,8 @@ def signature(binding: Binding) -> str:
     if binding.form is not None and binding.kind in ("function", "model", "metric", "optimizer", "generator"):
         items = binding.form.items
         if len(items) > 2 and isinstance(items[2], List):
-            parts = [" ".join(item.span.text.split()) for item in items[2].items]
+            listed = items[2].items[2:] if binding.kind == "optimizer" else items[2].items
+            parts = [" ".join(item.span.text.split()) for item in listed]
             return f"({' '.join([binding.name, *parts])})"
     return binding.name
 
