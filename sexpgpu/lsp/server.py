@@ -57,6 +57,12 @@ ITEM_KINDS = {
 }  # fmt: skip
 
 
+_Asked = (
+    types.HoverParams | types.DefinitionParams | types.ReferenceParams | types.CompletionParams
+    | types.PrepareRenameParams | types.RenameParams
+)  # fmt: skip
+
+
 @dataclass
 class _Open:
     """A file that the editor has open. version: of its text; check: the one that is due or running."""
@@ -104,7 +110,7 @@ class Server(LanguageServer):
         start, end = lines.position(span.start), lines.position(span.end)
         return types.Range(types.Position(*start), types.Position(*end))
 
-    def place(self, params: types.TextDocumentPositionParams) -> tuple[Path, int]:
+    def place(self, params: _Asked) -> tuple[Path, int]:
         """The file and offset of a request. Raises DiagnosticError where it cannot be read."""
         path = self.path_of_uri(params.text_document.uri)
         text = self.project.names(path).source.text
@@ -219,11 +225,11 @@ class Server(LanguageServer):
         for state in self.open.values():
             state.outdated.set()
         self.worker.shutdown(wait=False, cancel_futures=True)
-        super().shutdown()
+        super().shutdown()  # type: ignore[no-untyped-call]
 
 
 def _warm_up() -> None:
-    """Make ready the thread that checks: what is loaded once is loaded, and garbage is collected between checks only."""
+    """Make ready the thread that checks: what is loaded once is loaded, and garbage collected between checks."""
     from sexpgpu.lsp.names import library
 
     sys.setrecursionlimit(max(sys.getrecursionlimit(), RECURSION_LIMIT))
