@@ -19,6 +19,7 @@ COMMANDS = {
     "generate": "Run a generator of FILE on a checkpoint.",
     "fmt": "Lay out .sx files in one way, or say which are not.",
     "new": "Write a new .sx file like one of the examples.",
+    "lsp": "Serve an editor: mistakes while typing, types, definitions, renaming.",
     "doctor": "What this machine has to run on.",
 }
 

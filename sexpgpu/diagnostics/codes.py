@@ -483,6 +483,15 @@ _NEW_FILES = (
     ),
 )
 
+_LANGUAGE_SERVER = (
+    (
+        "E-LSP-001",
+        "language server not installed",
+        "`sexpgpu lsp` is started where the package pygls, which speaks the protocol, is not installed",
+        "`pip install 'sexpgpu[lsp]'` into the environment whose `sexpgpu` the editor starts",
+    ),
+)
+
 _WARNINGS = (
     (
         "W-CALL-001",
@@ -537,6 +546,7 @@ def _codes() -> Iterator[Code]:
         "memory": _MEMORY,
         "data parallel": _DATA_PARALLEL,
         "new files": _NEW_FILES,
+        "language server": _LANGUAGE_SERVER,
     }
     for area, rows in areas.items():
         for code, title, when, fix in rows:

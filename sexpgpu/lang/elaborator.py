@@ -8,8 +8,7 @@ elaborator first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
@@ -39,6 +38,7 @@ MAX_DEPTH = 256
 MAX_SIZE = 2**48
 """No axis, count or batch is larger."""
 
+PATH_PART = re.compile(r"[\w?!+-]+")
 DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical", "permutation")
 """Operations whose `:name` is a part of the path that their bits depend on."""
 LATER = frozenset((
@@ -99,14 +99,6 @@ class Elaborator:
         """The innermost form of the user's own files on the way to `span`; `span` itself if there is none."""
         own = [p for p in (*self.stack, span) if not p.source.is_library]
         return own[-1] if own else span
-
-    @contextmanager
-    def faults_at(self, span: Span) -> Iterator[None]:
-        """Turn a TypeFault of the block into a diagnostic at `span`."""
-        try:
-            yield
-        except TypeFault as fault:
-            self.fail(fault.code, fault.message, span, help=fault.help)
 
     def located(self, make: Callable[[], T]) -> T:
         """What `make` gives; faults of data, which know no file, are placed at the form under evaluation."""
@@ -181,8 +173,9 @@ class Elaborator:
         if isinstance(head, Symbol) and head.name in self.specials and scope.holder(head.name) is None:
             self.stack.append(form.span)
             try:
-                with self.faults_at(form.span):
-                    return self.specials[head.name](self, form, scope)
+                return self.specials[head.name](self, form, scope)
+            except TypeFault as fault:
+                self.fail(fault.code, fault.message, form.span, help=fault.help)
             finally:
                 self.stack.pop()
         function = self.eval(head, scope)
@@ -259,7 +252,7 @@ class Elaborator:
 
     def _path(self, parts: Sequence[str], span: Span) -> tuple[str, ...]:
         for part in parts:
-            if not re.fullmatch(r"[\w?!+-]+", part):
+            if not PATH_PART.fullmatch(part):
                 self.fail(
                     "E-FORM-001", f"`{part}` is no part of a path, which is made of letters, digits, `-` and `_`", span
                 )

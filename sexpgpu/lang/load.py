@@ -10,10 +10,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sexpgpu.data import BatchSource
@@ -34,6 +36,7 @@ from sexpgpu.lang.experiment import (
     Run,
     Update,
 )
+from sexpgpu.lang.files import DISK, Files
 from sexpgpu.lang.inner import call_generator
 from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.loops import LOOPS
@@ -46,7 +49,7 @@ from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, 
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, String, Symbol, load_source
+from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, read
 
 LARGE = 30_000_000
 """Parameters from which a file wants a variant `smoke`."""
@@ -62,6 +65,7 @@ def _step(el: Elaborator, span: Span) -> HostScalar:
 def _training(el: Elaborator, span: Span) -> bool:
     if el.trace is None:
         el.fail("E-TYPE-006", "`training` is known inside a metric or a generator only", span)
+    el.world.training_reads += 1
     return el.trace.ambient.training
 
 
@@ -75,10 +79,23 @@ def _base_scope() -> Scope:
 
 
 @cache
-def _library_sources() -> tuple[Source, ...]:
+def library_forms() -> Mapping[Source, ReadResult]:
+    """The files of the library and their forms, read once."""
     folder = resources.files("sexpgpu") / "std"
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".sx")), key=lambda f: f.name)
-    return tuple(Source(f"std/{f.name}", f.read_text("utf-8")) for f in files)
+    sources = [Source(f"std/{f.name}", f.read_text("utf-8")) for f in files]
+    return MappingProxyType({source: read(source) for source in sources})
+
+
+@cache
+def _library_scope() -> Scope:
+    """The names of the library, which no elaboration changes."""
+    el = Elaborator({**SPECIALS, **LOOPS})
+    library = Module(Scope(_base_scope()), Path())
+    for source, forms in library_forms().items():
+        wrong = declare(el, library, source, forms)
+        assert not wrong, wrong
+    return library.scope
 
 
 class _Collector:
@@ -118,17 +135,22 @@ def load_experiment(
     settings: Mapping[str, str] | None = None,
     run: str | None = None,
     keys: Mapping[str, Mapping[str, str]] | None = None,
+    disk: Files = DISK,
+    elaborator: Callable[[dict[str, Any]], Elaborator] = Elaborator,
 ) -> Experiment:
     """Elaborate the file at `path`.
 
     variant, settings: overrides of its constants. run: which `defrun`, if it has several.
-    keys: for generators by name, keywords given as text. Raises DiagnosticError with all errors of the phase.
+    keys: for generators by name, keywords given as text. disk: where texts and data come from. elaborator: makes the
+    evaluator from the table of special forms; one that looks on is the language server's.
+    Raises DiagnosticError with all errors of the phase.
     """
-    source = load_source(path)
+    source = disk.source(path)
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
-        return _Loading(source, Path(path), dict(settings or {}), variant).experiment(run, keys or {})
+        el = elaborator({**SPECIALS, **LOOPS})
+        return _Loading(el, disk, source, Path(path), dict(settings or {}), variant).experiment(run, keys or {})
     except RecursionError:
         message = "the forms of this file are nested too deeply to be elaborated"
         raise DiagnosticError(
@@ -141,18 +163,16 @@ def load_experiment(
 class _Loading(FormReader):
     """One elaboration of one file."""
 
-    def __init__(self, source: Source, path: Path, settings: dict[str, str], variant: str | None) -> None:
+    def __init__(
+        self, el: Elaborator, disk: Files, source: Source, path: Path, settings: dict[str, str], variant: str | None
+    ) -> None:
         self.source = source
         self.path = path
-        el = Elaborator({**SPECIALS, **LOOPS})
-        library = Module(Scope(_base_scope()), path.parent)
-        for text in _library_sources():
-            wrong = declare(el, library, text)
-            assert not wrong, wrong
         resolved = path.resolve()
-        super().__init__(el, Module(Scope(library.scope), path.parent, (resolved,)))
+        super().__init__(el, Module(Scope(_library_scope()), path.parent, (resolved,), disk=disk))
+        self._indifferent: dict[tuple[Any, ...], Objective] = {}
         collector = _Collector()
-        collector.found += declare(self.el, self.module, source, resolved)
+        collector.found += declare(self.el, self.module, source, read(source), resolved)
         collector.stop()
         self.el.defined = self.module.spans
         self.el.call_generator = lambda name, *call: call_generator(
@@ -271,9 +291,18 @@ class _Loading(FormReader):
                     form.span,
                     help=f"take ({valid} (bool _)) as a parameter and leave padded rows out",
                 )
-        return trace_objective(
+        # A metric that never asks whether it is in training has one graph, in a loss and in evaluations.
+        key = (id(metric), tuple(fields.items()), weights)
+        known = self._indifferent.get(key)
+        if known is not None:
+            return replace(known, graph=replace(known.graph, name=name))
+        reads = self.el.world.training_reads
+        made = trace_objective(
             self.el, metric, fields, loader, training=training, name=name, span=form.span, weights=weights
         )
+        if self.el.world.training_reads == reads and not made.generators:
+            self._indifferent[key] = made
+        return made
 
     def _evaluation(self, declared: Declared) -> Evaluation:
         loader = self._loader_named(declared)

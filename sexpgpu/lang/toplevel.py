@@ -8,15 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.data import ArraysSpec, Dataset, DataSpec, TextSpec, TokensSpec, open_dataset
+from sexpgpu.data import ArraysSpec, Dataset, DataSpec, TextSpec, TokensSpec
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.lang.elaborator import Elaborator
+from sexpgpu.lang.files import DISK, Files
 from sexpgpu.lang.patterns import parse_parameters
 from sexpgpu.lang.scope import Lazy, Scope
 from sexpgpu.lang.special import later, name_of, options, pairs, test
 from sexpgpu.lang.values import DataHandle, Function, OptimizerDefinition, Reference
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, String, Symbol, Vector, load_source, read
+from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, Vector, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,7 @@ class Module:
     runs: dict[str, Declared] = field(default_factory=dict)
     datasets: dict[str, Dataset] = field(default_factory=dict)
     mentioned: set[str] = field(default_factory=set)
+    disk: Files = DISK
 
     def scope_of(self, form: Form) -> Scope:
         """Where the names of `form` resolve: in the file that it is written in."""
@@ -191,12 +193,22 @@ def _defdata(el: Elaborator, module: Module, form: List) -> None:
     def compute() -> DataHandle:
         el.stack = [source.span]
         spec = _data_spec(el, source, module.scope)
-        dataset = el.located(lambda: open_dataset(spec, module.base))
+        dataset = _opened(el, module, spec)
         module.datasets[name] = dataset
         el.stack = []
         return DataHandle(name, dataset)
 
     module.scope.names[name] = Lazy(compute)
+
+
+def _opened(el: Elaborator, module: Module, spec: DataSpec) -> Dataset:
+    try:
+        return el.located(lambda: module.disk.dataset(spec, module.base))
+    except DiagnosticError as error:
+        stand_in = module.disk.stand_in(spec, error.diagnostics)
+        if stand_in is None:
+            raise
+        return stand_in
 
 
 def _data_spec(el: Elaborator, source: List, scope: Scope) -> DataSpec:
@@ -261,13 +273,13 @@ def _include(el: Elaborator, module: Module, form: List) -> None:
     if resolved not in module.files:
         try:
             # A name that begins with `std/` would pass for the library.
-            source = load_source(f"./{path}" if str(path).startswith("std/") else path)
+            source = module.disk.source(f"./{path}" if str(path).startswith("std/") else path)
         except DiagnosticError as error:
             raise DiagnosticError([replace(d, span=d.span or written.span) for d in error.diagnostics]) from None
         inner = replace(
             module, scope=Scope(module.scope.outer), base=path.parent, chain=(*module.chain, resolved)
         )
-        found = declare(el, inner, source, resolved)
+        found = declare(el, inner, source, read(source), resolved)
         if found:
             raise DiagnosticError(found)
     _, scope = module.files[resolved]
@@ -342,12 +354,13 @@ def mention(names: set[str], form: Form, *, in_variant: bool = False) -> None:
                 mention(names, item)
 
 
-def declare(el: Elaborator, module: Module, source: Source, path: Path | None = None) -> list[Diagnostic]:
+def declare(
+    el: Elaborator, module: Module, source: Source, result: ReadResult, path: Path | None = None
+) -> list[Diagnostic]:
     """Enter every form of `source` in `module`; gives what was wrong, all of it. path: the file, resolved."""
     if path is not None:
         module.files[path] = source, module.scope
         module.scopes[id(source)] = module.scope
-    result = read(source)
     if result.diagnostics:
         return list(result.diagnostics)
     found: list[Diagnostic] = []

@@ -54,12 +54,13 @@ class Schedule:
 
 @dataclass
 class World:
-    """What every trace of one experiment shares."""
+    """What every trace of one experiment shares. training_reads: how often `training` has been read."""
 
     schedule: Schedule = field(default_factory=Schedule)
     parameters: dict[str, Initialised] = field(default_factory=dict)
     states: dict[str, Initialised] = field(default_factory=dict)
     averages: dict[str, Any] = field(default_factory=dict)
+    training_reads: int = 0
 
 
 @dataclass(frozen=True, slots=True)

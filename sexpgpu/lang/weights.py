@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sexpgpu.data import StoredArray, WeightFiles, open_weights
+from sexpgpu.data import StoredArray, WeightFiles
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, nearest
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Graph
@@ -97,7 +97,7 @@ class WeightReader(FormReader):
             self._fail("E-TYPE-006", f"a path is a string, not {kind_of(written)}", form.span)
         self.el.stack = [form.span]
         base = self.module.folder_of(form)
-        files = self.el.located(lambda: open_weights(written, base))
+        files = self.el.located(lambda: self.module.disk.weights(written, base))
         return files, [self._rule(r) for r in rules] or [_Rule(WHOLE, WHOLE, "", "")]
 
     def _rule(self, form: Form) -> _Rule:
