@@ -75,7 +75,8 @@ def _base_scope() -> Scope:
 
 
 @cache
-def _library_sources() -> tuple[Source, ...]:
+def library_sources() -> tuple[Source, ...]:
+    """The files of the library, `std/NAME.sx`, by name."""
     folder = resources.files("sexpgpu") / "std"
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".sx")), key=lambda f: f.name)
     return tuple(Source(f"std/{f.name}", f.read_text("utf-8")) for f in files)
@@ -146,7 +147,7 @@ class _Loading(FormReader):
         self.path = path
         el = Elaborator({**SPECIALS, **LOOPS})
         library = Module(Scope(_base_scope()), path.parent)
-        for text in _library_sources():
+        for text in library_sources():
             wrong = declare(el, library, text)
             assert not wrong, wrong
         resolved = path.resolve()
