@@ -1,4 +1,5 @@
-"""Writes the generated pages of the manual: docs/errors.md, from the table of codes.
+"""Writes the generated pages of the manual: docs/errors.md, from the table of codes, and docs/reference/, from the
+definitions of operations and forms.
 
 python tools/docs.py            writes them
 python tools/docs.py --check    exits with 1 if one is not what would be written
@@ -7,9 +8,12 @@ python tools/docs.py --check    exits with 1 if one is not what would be written
 import sys
 from pathlib import Path
 
+from reference import reference
+
 from sexpgpu.diagnostics.codes import CODES, Code
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "errors.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "errors.md"
 HEAD = """# Errors
 
 Generated from `sexpgpu/diagnostics/codes.py` by `tools/docs.py`.
@@ -39,11 +43,31 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|")
 
 
+def generated() -> dict[Path, str]:
+    """The text of every generated page, by its path."""
+    return {PAGE: errors_page(), **{DOCS / "reference" / name: text for name, text in reference().items()}}
+
+
+def stale(pages: dict[Path, str]) -> list[Path]:
+    """The pages that are not as they would be written, and those of the reference that nothing writes."""
+    left_over = [path for path in (DOCS / "reference").glob("*.md") if path not in pages]
+    return [path for path, text in pages.items() if not path.is_file() or path.read_text("utf-8") != text] + left_over
+
+
 def main() -> int:
-    page = errors_page()
+    """Write the pages, or with `--check` name those that are out of date."""
+    pages = generated()
+    wrong = stale(pages)
     if "--check" in sys.argv[1:]:
-        return 0 if PAGE.is_file() and PAGE.read_text("utf-8") == page else 1
-    PAGE.write_text(page, "utf-8")
+        for path in wrong:
+            print(f"{path.relative_to(DOCS.parent)} is out of date: run python tools/docs.py")
+        return 1 if wrong else 0
+    for path in wrong:
+        if path in pages:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(pages[path], "utf-8")
+        else:
+            path.unlink()
     return 0
 
 

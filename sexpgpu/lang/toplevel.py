@@ -172,6 +172,7 @@ def _defoptimizer(el: Elaborator, module: Module, form: List) -> None:
     if len(form.items) < 4 or not isinstance(form.items[2], List):
         el.fail("E-FORM-001", f"this form is {shape}", form.span)
     plain, keyed = options(el, form.items[3:], ("state",), "defoptimizer")
+    doc = plain.pop(0) if len(plain) > 1 and isinstance(plain[0], String) else None
     parameters = parse_parameters(el, form.items[2].items)
     if sum(not p.keyword for p in parameters) != 2 or not plain:
         el.fail("E-FORM-001", f"an optimizer takes a parameter and its gradient, then keywords: {shape}", form.span)
@@ -179,8 +180,9 @@ def _defoptimizer(el: Elaborator, module: Module, form: List) -> None:
     if "state" in keyed:
         state = [(name_of(el, p, "a state"), v) for p, v in pairs(el, keyed["state"], "`:state`")]
     module.scope.names[name] = OptimizerDefinition(
-        name, parameters, tuple(state), tuple(plain), module.scope, form.span
-    )
+        name, parameters, tuple(state), tuple(plain), module.scope, form.span,
+        doc.value if isinstance(doc, String) else "",
+    )  # fmt: skip
 
 
 def _defdata(el: Elaborator, module: Module, form: List) -> None:

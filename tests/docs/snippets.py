@@ -4,12 +4,14 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from sexpgpu.lang.toplevel import FORMS
 from sexpgpu.source import Source
 from sexpgpu.syntax import Form, List, Symbol, Vector, read
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CLAIM = re.compile(r";\s*(=>|is)\s+(.+?)\s*$")
@@ -52,6 +54,21 @@ def forms_of(text: str) -> tuple[Form, ...]:
 
 def _head(form: Form) -> str:
     return form.items[0].name if isinstance(form, List) and isinstance(form.items[0], Symbol) else ""
+
+
+def write_files(folder: Path) -> None:
+    """The files that snippets name."""
+    draw = np.random.default_rng(0)
+    label = np.arange(400, dtype=np.int32) % 10
+    np.savez(folder / "digits.npz", image=draw.random((400, 64), np.float32), label=label)
+    weights = {"proj.w": draw.random((4, 16), np.float32), "mask": np.zeros(3, np.float32)}
+    np.savez(folder / "model.npz", **weights)
+    (folder / "shards").mkdir()
+    for i in range(2):
+        draw.integers(0, 50304, 400).astype(np.uint16).tofile(folder / "shards" / f"train-{i}.bin")
+    (folder / "parts").mkdir()
+    gated = "(defn gated (x hidden) (* (silu (linear x hidden :name gate)) (linear x hidden :name up)))\n"
+    (folder / "parts" / "layers.sx").write_text(gated, "utf-8")
 
 
 def as_file(text: str) -> str:
@@ -104,6 +121,8 @@ def text_of_expressions(text: str, forms: tuple[Form, ...]) -> str:
         parts.append(f"    {name} (with :scope (s {index}) {form.span.text})")
         claim = _CLAIM.search(comment)
         if claim is not None:
+            if claim[1] == "is":
+                parts.append(f"    _ (measure seen-{index} (sum (cast {name} f32)))")
             found = f"(type-of {name})" if claim[1] == "is" else name
             shown = claim[2].replace('"', "")
             parts.append(f'    _ (if (= {found} {claim[2]}) 0 (error "form {index + 1} is not {shown}"))')
