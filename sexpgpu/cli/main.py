@@ -17,6 +17,7 @@ COMMANDS = {
     "lower": "Print what a device would make of FILE: kernels, libraries, memory.",
     "evaluate": "Run the evaluations of FILE on a checkpoint.",
     "generate": "Run a generator of FILE on a checkpoint.",
+    "explain": "Say what an error code means, with an example and its remedy.",
     "doctor": "What this machine has to run on.",
 }
 

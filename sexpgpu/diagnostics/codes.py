@@ -101,6 +101,12 @@ _NAMES = (
         "`--set` or a `defvariant` names something that is not a `def` of the experiment",
         "correct the name, or define the constant with `def`",
     ),
+    (
+        "E-NAME-005",
+        "unknown code",
+        "`explain` is asked for a code that no message carries",
+        "copy the code from the message, or look for it in the list that `sexpgpu explain` prints",
+    ),
 )
 
 _FORMS = (
@@ -519,8 +525,9 @@ def _codes() -> Iterator[Code]:
     for area, rows in areas.items():
         for code, title, when, fix in rows:
             yield Code(code, area, title, when, fix)
-    for code, area, title, when, fix in _WARNINGS:
-        yield Code(code, area, title, when, fix)
+        for code, of, title, when, fix in _WARNINGS:
+            if of == area:
+                yield Code(code, area, title, when, fix)
 
 
 CODES: dict[str, Code] = {code.code: code for code in _codes()}
