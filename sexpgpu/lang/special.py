@@ -6,6 +6,7 @@ Each takes the elaborator, the whole form and the scope; parts are evaluated as 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from sexpgpu.diagnostics import Label, nearest
@@ -14,9 +15,10 @@ from sexpgpu.ir.program import SLOT
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.arithmetic import arithmetic, broadcast_to, where
 from sexpgpu.lang.averages import weights_name
+from sexpgpu.lang.collector import Collector
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.patterns import bind_pattern, parse_parameters, pattern_names, type_value
-from sexpgpu.lang.scope import Scope
+from sexpgpu.lang.scope import POISON, Scope
 from sexpgpu.lang.trace import SCALAR_F32, SCALAR_F64, Ambient, Initialised, Measured, StateSet, Trace
 from sexpgpu.lang.values import Builtin, Due, Function, HostScalar, Next, Proposal, Weighted, kind_of
 from sexpgpu.source import Span
@@ -97,13 +99,27 @@ def _need(el: Elaborator, form: List, low: int, high: int | None, shape: str) ->
 def _let(el: Elaborator, form: List, scope: Scope) -> Any:
     _need(el, form, 2, None, "(let [name V …] BODY)")
     local = Scope(scope)
+    collector = Collector()
     for pattern, value_form in pairs(el, form.items[1], "a binding list"):
-        el.bound = pattern.name if isinstance(pattern, Symbol) else "-".join(pattern_names(pattern))
-        value = el.eval(value_form, local)
+        local = Scope(local, dict.fromkeys(pattern_names(pattern), POISON))
+        collector.attempt(partial(_bind_value, el, pattern, value_form, local))
+        if any(d.code == "E-CALL-004" for d in collector.found):
+            collector.hand_up()  # a recursion without an end would be tried again by every binding on the way out
+    # A body without what failed has no value, but it may hold mistakes of its own.
+    value = collector.attempt(partial(el.eval_body, form.items[2:], local))
+    collector.hand_up()
+    return value
+
+
+def _bind_value(el: Elaborator, pattern: Form, form: Form, local: Scope) -> None:
+    """Bind in `local` what `form` gives in the scope around it."""
+    assert local.outer is not None
+    el.bound = pattern.name if isinstance(pattern, Symbol) else "-".join(pattern_names(pattern))
+    try:
+        value = el.eval(form, local.outer)
+    finally:
         el.bound = None
-        local = Scope(local)
-        bind_pattern(el, pattern, value, local)
-    return el.eval_body(form.items[2:], local)
+    bind_pattern(el, pattern, value, local)
 
 
 def _fn(el: Elaborator, form: List, scope: Scope) -> Function:
@@ -378,7 +394,8 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
                 labels=[Label(found.span, "the other")])  # fmt: skip
     weights = trace.ambient.weights if word == "param" else None
     average = None if weights is None else el.world.averages.get(weights)
-    return trace.slot(average.slot(path) if average is not None and average.covers(path) else path, type)
+    with trace.made_at(form.span):
+        return trace.slot(average.slot(path) if average is not None and average.covers(path) else path, type)
 
 
 def _param(el: Elaborator, form: List, scope: Scope) -> Value:
