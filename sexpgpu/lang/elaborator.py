@@ -297,7 +297,10 @@ class Elaborator:
             case Reference(kind="generator"):
                 assert self.call_generator is not None
                 return self.call_generator(function.name, tuple(positional), keywords, span, bound)
-        self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span)
+        help = ""
+        if isinstance(function, bool | int | float | str | tuple):
+            help = "round brackets are a call; values in a row are a vector, in square ones: [8 16]"
+        self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span, help=help)
 
     def _apply_builtin(
         self, builtin: Builtin, positional: Sequence[Any], keywords: dict[str, Any], span: Span, bound: str | None
@@ -330,7 +333,8 @@ class Elaborator:
         try:
             return builtin.call(self, *positional, **keywords)
         except TypeFault as fault:
-            self.fail(fault.code, fault.message, span, help=fault.help, labels=self._operand_labels(operands, positional, span))
+            labels = self._operand_labels(operands, positional, span)
+            self.fail(fault.code, fault.message, span, help=fault.help, labels=labels)
         finally:
             self.bound = None
             if trace is not None and before is not None:

@@ -534,8 +534,12 @@ def _set_state(el: Elaborator, form: List, scope: Scope) -> None:
     before = trace.state_sets.get(name)
     if before is not None:
         if before.reduce != reduce or (before.using is None) != (using is None):
-            el.fail("E-STATE-001", f"the state `{name}` is set twice, differently", form.span,
-                    labels=[Label(before.span, "the other")])  # fmt: skip
+            how = f"`:reduce {before.reduce}`{' and `:using`' if before.using is not None else ''}"
+            here = f"`:reduce {reduce}`{' and `:using`' if using is not None else ''}"
+            el.fail("E-STATE-001", f"the state `{name}` is set twice, in two ways", form.span,
+                    labels=[Label(before.span, f"by {how} here"), Label(form.span, f"and by {here} here")],
+                    help="values of one state fold in one way: give both the same keywords, or make two states",
+                    )  # fmt: skip
         count = before.count + 1
         if reduce == "mean":
             earlier = trace.builder.scale(before.value, before.count) if before.count > 1 else before.value
@@ -572,7 +576,8 @@ def _grad(el: Elaborator, form: List, scope: Scope) -> Any:
     b = trace.builder
     for point, item in zip(points, form.items[2:], strict=True):
         if not point.type.is_float:
-            el.fail("E-TYPE-009", f"`grad` with respect to {point.type}, which is no float", item.span)
+            el.fail("E-TYPE-009", f"`grad` with respect to {point.type}, which is no float", item.span,
+                    help="integers and booleans have no derivative; (cast x f32) before the function does")  # fmt: skip
     # Each `grad` has copies of its own, so that a nested one does not mistake its argument for another's.
     trace.num_gradients += 1
     copies = [b.op("cast", p, dtype=p.dtype, copy=trace.num_gradients) for p in points]

@@ -37,8 +37,9 @@ def unread(form: Form) -> Iterator[tuple[Symbol, str]]:
         if head.name == "let" and len(form.items) > 2 and isinstance(form.items[1], Vector):
             yield from _of_let(form.items[1].items, form.items[2:])
         at = PARAMETER_LISTS.get(head.name)
-        if at is not None and len(form.items) > at + 1 and isinstance(form.items[at], List):
-            yield from _of_parameters(form.items[at], form.items[at + 1 :])
+        parameters = form.items[at] if at is not None and len(form.items) > at + 1 else None
+        if at is not None and isinstance(parameters, List):
+            yield from _of_parameters(parameters, form.items[at + 1 :])
     for item in form.items:
         yield from unread(item)
 
