@@ -480,7 +480,7 @@ _WARNINGS = (
         "W-NAME-001",
         "names",
         "definition never used",
-        "nothing refers to a definition or binding",
+        "nothing reads a definition, a binding of `let`, or a parameter of a function of the file",
         "remove it, or use it",
     ),
     (
@@ -494,8 +494,9 @@ _WARNINGS = (
         "W-DATA-001",
         "data",
         "loader field never read",
-        "a loader prepares a field that no metric reads",
-        "leave the field out of the source, or read it",
+        "a metric takes a field and never reads it, no metric reads any field of a loader, or a mask of the data, "
+        "which is a field of booleans, is taken by no metric of the file",
+        "read the field, or leave it out: of the metric, or of the data",
     ),
     (
         "W-VARIANT-001",

@@ -214,8 +214,8 @@ def admit(plan: ProgramPlan, budget_bytes: int) -> ProgramPlan:
     if plan.peak_bytes <= budget_bytes:
         return plan
     sizes = sorted(plan.parts().items(), key=lambda part: -part[1])
-    parts = ", ".join(f"{name} {_size(num_bytes)}" for name, num_bytes in sizes)
-    message = f"the run would hold {_size(plan.peak_bytes)} at its peak, and {_size(budget_bytes)} may be used"
+    parts = ", ".join(f"{name} {shown_size(num_bytes)}" for name, num_bytes in sizes)
+    message = f"the run would hold {shown_size(plan.peak_bytes)} at its peak, and {shown_size(budget_bytes)} may be used"
     persistent = sum(plan.slot_bytes.values()) + plan.constants_bytes
     if persistent > budget_bytes:
         help = (
@@ -223,7 +223,7 @@ def admit(plan: ProgramPlan, budget_bytes: int) -> ProgramPlan:
             "use a smaller model, or `--variant smoke`"
         )
     else:
-        rest, now = _size(budget_bytes - persistent), _size(plan.peak_bytes - persistent)
+        rest, now = shown_size(budget_bytes - persistent), shown_size(plan.peak_bytes - persistent)
         help = (
             "use a smaller batch with more `:microbatches`, or `--variant smoke`: "
             f"what depends on the batch must fit in {rest} and takes {now} now"
@@ -234,7 +234,7 @@ def admit(plan: ProgramPlan, budget_bytes: int) -> ProgramPlan:
     raise DiagnosticError(Diagnostic("E-MEM-001", message, span, help=(help,), notes=(f"it holds {parts}", *fullest)))
 
 
-def _size(num_bytes: int) -> str:
+def shown_size(num_bytes: int) -> str:
     """Bytes in the largest unit that leaves a number above 0.1."""
     for unit, size in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if num_bytes >= size / 10:

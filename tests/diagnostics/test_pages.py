@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 
 from sexpgpu.backend import registry
+from sexpgpu.backend.cpu import device as cpu_device
 from sexpgpu.backend.cpu import session as cpu_session
 from sexpgpu.backend.cuda import device as cuda_device
 from sexpgpu.cli.main import main
@@ -52,7 +53,13 @@ def a_card(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(registry, "_KINDS", {**registry._KINDS, "cuda": registry._Kind(lambda *_: card)})
 
 
+def a_machine_of_two_cores(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(cpu_device, "num_cores", lambda: 2)
+
+
 def a_machine_without_memory(patch: pytest.MonkeyPatch) -> None:
+    a_machine_of_two_cores(patch)
+
     def refuse(*_: object, **__: object) -> None:
         raise MemoryError
 
@@ -63,6 +70,7 @@ STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-DEV-001": a_machine_without_a_card,
     "E-DEV-002": a_machine_without_a_card,
     "E-DEV-004": a_card,
+    "E-MEM-001": a_machine_of_two_cores,
     "E-MEM-003": a_card_that_is_full,
     "E-MEM-004": a_machine_without_memory,
 }
