@@ -36,7 +36,7 @@ and keep their meaning:
 | `code` | one of those below |
 | `message` | the headline, without the code |
 | `span` | the place to blame, or null |
-| `labels` | objects with a `span` and a `message`: what stands there, the other side of a mismatch, where it comes from |
+| `labels` | objects with a `span` and a `message`: what stands there, the other side, where it comes from |
 | `help` | texts: what to do |
 | `notes` | texts: what else bears on it |
 

@@ -215,7 +215,8 @@ def admit(plan: ProgramPlan, budget_bytes: int) -> ProgramPlan:
         return plan
     sizes = sorted(plan.parts().items(), key=lambda part: -part[1])
     parts = ", ".join(f"{name} {shown_size(num_bytes)}" for name, num_bytes in sizes)
-    message = f"the run would hold {shown_size(plan.peak_bytes)} at its peak, and {shown_size(budget_bytes)} may be used"
+    peak, budget = shown_size(plan.peak_bytes), shown_size(budget_bytes)
+    message = f"the run would hold {peak} at its peak, and {budget} may be used"
     persistent = sum(plan.slot_bytes.values()) + plan.constants_bytes
     if persistent > budget_bytes:
         help = (

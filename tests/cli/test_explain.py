@@ -66,7 +66,8 @@ def test_the_list_of_codes_by_area() -> None:
 def test_an_unknown_code_gives_near_ones() -> None:
     result = invoke("explain", "E-TYP-001", "E-TYPE-001")
     assert result.exit_code == 1 and result.output == result.stderr
-    assert result.stderr.startswith("sexpgpu explain: E-NAME-005: there is no code `E-TYP-001`; near ones: `E-TYPE-001`")
+    assert result.stderr.startswith("sexpgpu explain: E-NAME-005: there is no code `E-TYP-001`; near ones: ")
+    assert "`E-TYPE-001` (dtypes differ)" in result.stderr
     assert "lists them all" in invoke("explain", "weather").stderr
 
 
