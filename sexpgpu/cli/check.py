@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from sexpgpu.cli.common import experiment_options, load, reporting, warn
-from sexpgpu.diagnostics import DiagnosticError, render
+from sexpgpu.cli.common import experiment_options, load, reporting, tell
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, render
+from sexpgpu.diagnostics.render import Style
 
 
 @click.command("check")
@@ -33,7 +34,7 @@ def command(
     settings: tuple[str, ...],
     run_name: str | None,
     what: str | None,
-    style: str,
+    style: Style,
 ) -> None:
     """Elaborate FILE, and every variant of it unless --variant chooses one; print what is wrong."""
     if what == "forms":
@@ -45,9 +46,7 @@ def command(
         for name in variants:
             _check_variant(file, name, settings, run_name)
     except DiagnosticError as error:
-        if style == "full":
-            raise
-        click.echo(render(error.diagnostics, "check", style))  # type: ignore[arg-type]
+        _tell(error.diagnostics, style)
         raise SystemExit(1) from None
     if what == "graph":
         from sexpgpu.ir.text import graph_text
@@ -55,11 +54,22 @@ def command(
         for update in experiment.run.updates:
             click.echo(graph_text(update.objective.graph))
         return
-    warn(experiment, "check")
+    if experiment.warnings:
+        _tell(experiment.warnings, style)
+    if style == "json":
+        return
     shown = ", ".join(["plain", *variants]) if variants else (variant or "plain")
     count = f"{experiment.num_parameters:,} parameters in {len(experiment.parameters)} tensors"
     states = f", {len(experiment.states)} states" if experiment.states else ""
     click.echo(f"{file}: good ({shown}): {count}{states}")
+
+
+def _tell(diagnostics: tuple[Diagnostic, ...], style: Style) -> None:
+    """People read standard error; lines for editors and programs go to standard output."""
+    if style == "full":
+        tell(diagnostics, "check")
+    else:
+        click.echo(render(diagnostics, "check", style))
 
 
 def _check_variant(file: Path, name: str, settings: tuple[str, ...], run_name: str | None) -> None:

@@ -20,6 +20,7 @@ COMMANDS = {
     "fmt": "Lay out .sx files in one way, or say which are not.",
     "new": "Write a new .sx file like one of the examples.",
     "lsp": "Serve an editor: mistakes while typing, types, definitions, renaming.",
+    "explain": "Say what an error code means, with an example and its remedy.",
     "doctor": "What this machine has to run on.",
 }
 

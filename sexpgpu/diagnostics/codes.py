@@ -101,6 +101,12 @@ _NAMES = (
         "`--set` or a `defvariant` names something that is not a `def` of the experiment",
         "correct the name, or define the constant with `def`",
     ),
+    (
+        "E-NAME-005",
+        "unknown code",
+        "`explain` is asked for a code that no message carries",
+        "copy the code from the message, or look for it in the list that `sexpgpu explain` prints",
+    ),
 )
 
 _FORMS = (
@@ -504,7 +510,7 @@ _WARNINGS = (
         "W-NAME-001",
         "names",
         "definition never used",
-        "nothing refers to a definition or binding",
+        "nothing reads a definition, a binding of `let`, or a parameter of a function of the file",
         "remove it, or use it",
     ),
     (
@@ -518,8 +524,9 @@ _WARNINGS = (
         "W-DATA-001",
         "data",
         "loader field never read",
-        "a loader prepares a field that no metric reads",
-        "leave the field out of the source, or read it",
+        "a metric takes a field and never reads it, no metric reads any field of a loader, or a mask of the data, "
+        "which is a field of booleans, is taken by no metric of the file",
+        "read the field, or leave it out: of the metric, or of the data",
     ),
     (
         "W-VARIANT-001",
@@ -551,8 +558,9 @@ def _codes() -> Iterator[Code]:
     for area, rows in areas.items():
         for code, title, when, fix in rows:
             yield Code(code, area, title, when, fix)
-    for code, area, title, when, fix in _WARNINGS:
-        yield Code(code, area, title, when, fix)
+        for code, of, title, when, fix in _WARNINGS:
+            if of == area:
+                yield Code(code, area, title, when, fix)
 
 
 CODES: dict[str, Code] = {code.code: code for code in _codes()}

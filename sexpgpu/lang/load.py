@@ -9,7 +9,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
@@ -19,10 +19,11 @@ from types import MappingProxyType
 from typing import Any
 
 from sexpgpu.data import BatchSource
-from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, nearest
 from sexpgpu.ir.types import DTYPES, TensorType
 from sexpgpu.lang.averages import Average, averaging_rate, weights_name
 from sexpgpu.lang.builtins import BUILTINS
+from sexpgpu.lang.collector import Collector, place
 from sexpgpu.lang.elaborator import Ambient, Elaborator
 from sexpgpu.lang.experiment import (
     CheckpointRule,
@@ -47,12 +48,10 @@ from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
+from sexpgpu.lang.warnings import too_large_to_try, unreached_parameters, unread_fields, unused_names
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, read
-
-LARGE = 30_000_000
-"""Parameters from which a file wants a variant `smoke`."""
 
 RECURSION_LIMIT = 20_000
 """Python frames for 256 nested calls of the language, each of which takes a few dozen."""
@@ -98,36 +97,6 @@ def _library_scope() -> Scope:
     return library.scope
 
 
-class _Collector:
-    """Gathers the diagnostics of a phase; `attempt` runs one piece of it."""
-
-    def __init__(self) -> None:
-        self.found: list[Diagnostic] = []
-        self.poisoned = False
-
-    def attempt(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except DiagnosticError as error:
-            self.found += error.diagnostics
-        except Poisoned:
-            self.poisoned = True
-        return None
-
-    def stop(self) -> None:
-        """Raise what was gathered, sorted by place, each once."""
-        if self.found:
-            # One fault of a model shows once, however many metrics come to it.
-            unique = {(d.code, d.message, d.span): d for d in reversed(self.found)}
-            raise DiagnosticError(sorted(unique.values(), key=_place))
-        assert not self.poisoned, "a poisoned use without an error"
-
-
-def _place(diagnostic: Diagnostic) -> tuple[str, int]:
-    span = diagnostic.span
-    return (span.source.name, span.start) if span is not None else ("", 0)
-
-
 def load_experiment(
     path: Path | str,
     *,
@@ -171,7 +140,7 @@ class _Loading(FormReader):
         resolved = path.resolve()
         super().__init__(el, Module(Scope(_library_scope()), path.parent, (resolved,), disk=disk))
         self._indifferent: dict[tuple[Any, ...], Objective] = {}
-        collector = _Collector()
+        self.collector = collector = Collector()
         collector.found += declare(self.el, self.module, source, read(source), resolved)
         collector.stop()
         self.el.defined = self.module.spans
@@ -184,24 +153,25 @@ class _Loading(FormReader):
             if isinstance(value, Lazy):
                 symbol = Symbol(name, self.module.spans[name])
                 collector.attempt(partial(self.el.lookup, symbol, self.module.scope))
-        collector.stop()
 
     # The phases of elaboration.
 
     def experiment(self, run_name: str | None, keys: Mapping[str, Mapping[str, str]]) -> Experiment:
-        declared = self._choose_run(run_name)
-        collector = _Collector()
+        # What needs a definition that failed is left out, so the phases go on and report what is independent of it.
+        collector = self.collector
+        declared = collector.attempt(partial(self._choose_run, run_name))
+        if declared is None:
+            collector.stop()
+        assert declared is not None
         seed = collector.attempt(lambda: self._integer(declared, "seed", 0))
         microbatches = collector.attempt(lambda: self._integer(declared, "microbatches", 1, 1))
         times = collector.attempt(partial(self._times, declared))
         maker = LoaderMaker(self.el, self.module, seed or 0, microbatches or 1, times or {})
-        for name in self.module.loaders if microbatches and times is not None else ():
+        for name in self.module.loaders:
             collector.attempt(partial(maker.make, name))
-        collector.stop()
         self.loaders: dict[str, BatchSource] = maker.made
         for average in self.module.averages.values():
             collector.attempt(partial(self._average, average))
-        collector.stop()
         # The run comes first: parameters and fed scalars stand in the order of training, whatever else a file has.
         run = collector.attempt(partial(self._run, declared, seed or 0))
         evaluations = {
@@ -212,7 +182,8 @@ class _Loading(FormReader):
             for d in self.module.generators.values()
             if not self._takes_values(d)
         }
-        for average in self.module.averages.values():
+        collector.stop()
+        for average in self.module.averages.values():  # patterns are looked up among parameters that were all made
             collector.attempt(partial(self._over, average.keyed.get("over"), ()))
         collector.stop()
         assert run is not None
@@ -222,7 +193,7 @@ class _Loading(FormReader):
             self.source.name, self.source.text, self._included(), self.overrides, run,
             self.el.world.parameters, self.el.world.states, averages, weights,
             self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
-            tuple(self.module.variants), tuple(self._warnings(run)),
+            tuple(self.module.variants), tuple(self._warnings(run, evaluations.values())),
         )  # fmt: skip
 
     def _scope(self, declared: Declared) -> Scope:
@@ -280,6 +251,8 @@ class _Loading(FormReader):
     def _objective(
         self, form: Form, loader: str | None, training: bool, name: str, weights: str | None = None
     ) -> Objective:
+        if loader is not None and loader not in self.loaders:
+            raise Poisoned
         fields = self.loaders[loader].fields if loader is not None else {}
         metric = self._metric(form)
         read = [p.name for p in metric.parameters]
@@ -316,9 +289,12 @@ class _Loading(FormReader):
         if not declared.plain:
             self._fail("E-FORM-001", f"the evaluation `{declared.name}` names no metric", declared.span)
         weights = self._weights(declared)
+        collector = Collector()
         objectives = tuple(
-            self._objective(f, loader, False, f"{declared.name}.{i}", weights) for i, f in enumerate(declared.plain)
+            collector.attempt(partial(self._objective, f, loader, False, f"{declared.name}.{i}", weights))
+            for i, f in enumerate(declared.plain)
         )
+        collector.hand_up()
         return Evaluation(declared.name, loader, batches, objectives)
 
     def _generator(self, declared: Declared, given: Mapping[str, str]) -> GeneratorGraphs:
@@ -466,19 +442,23 @@ class _Loading(FormReader):
         return loader_times(self.el, self.module, [(name, times) for name, times in read if name is not None])
 
     def _run(self, declared: Declared, seed: int) -> Run:
-        collector = _Collector()
+        collector = Collector()
         rules = RuleTracer(self.el)
         loader = self._loader_named(declared)
         updates = [collector.attempt(partial(self._update, d, loader, rules)) for d in self._updates(declared)]
-        collector.stop()
         if "steps" not in declared.keyed:
-            self._fail("E-FORM-004", "a run needs `:steps`", declared.span)
-        steps = self._integer(declared, "steps", 1, 1)
-        guard = self._word(declared, "on-nonfinite", ("stop", "skip"))
+            missing = partial(self._fail, "E-FORM-004", "a run needs `:steps`", declared.span, help=":steps 1000")
+            collector.attempt(missing)
+        steps = collector.attempt(partial(self._integer, declared, "steps", 1, 1))
+        microbatches = collector.attempt(partial(self._integer, declared, "microbatches", 1, 1))
+        guard = collector.attempt(partial(self._word, declared, "on-nonfinite", ("stop", "skip")))
+        evaluate = collector.attempt(partial(self._events, declared, "evaluate", "eval", steps))
+        generate = collector.attempt(partial(self._events, declared, "generate", "generator", steps))
+        checkpoint = collector.attempt(partial(self._checkpoint, declared))
+        collector.hand_up()
         return Run(
-            declared.name, tuple(updates), self._integer(declared, "microbatches", 1, 1), steps, seed, guard,
-            self._events(declared, "evaluate", "eval", steps), self._events(declared, "generate", "generator", steps),
-            self._diagnostics(declared, updates), self._checkpoint(declared),
+            declared.name, tuple(updates), microbatches, steps, seed, guard, evaluate, generate,
+            self._diagnostics(declared, updates), checkpoint,
         )  # fmt: skip
 
     def _events(self, declared: Declared, key: str, kind: str, steps: int) -> tuple[Event, ...]:
@@ -553,30 +533,15 @@ class _Loading(FormReader):
         every = self._integer(declared, "every", 1, 1)
         return DiagnosticRule(declared.name, graphs, groups, reducer, after, every)
 
-    # Warnings.
-
-    def _warnings(self, run: Run) -> list[Diagnostic]:
-        found = list(dict.fromkeys(self.el.warnings))
-        moved = {name for update in run.updates for name in update.rules}
-        seen = {n.removeprefix("slot:") for update in run.updates for n in update.objective.reads}
-        for name, parameter in self.el.world.parameters.items():
-            if name not in moved and name not in seen:
-                found.append(
-                    Diagnostic("W-PARAM-001", f"no loss reaches the parameter `{name}`", parameter.span,
-                               (Label(parameter.span, "made here"),))
-                )  # fmt: skip
-        for name, span in self.module.spans.items():
-            by_command = (self.module.runs, self.module.evaluations, self.module.generators)
-            known = name in self.module.mentioned or any(name in table for table in by_command)
-            if known or span.source is not self.source:
-                continue
-            found.append(Diagnostic("W-NAME-001", f"`{name}` is defined, but nothing uses it", span))
-        size = sum(parameter.type.size for parameter in self.el.world.parameters.values())
-        if size >= LARGE and "smoke" not in self.module.variants:
-            message = f"{size:,} parameters and no variant `smoke`"
-            help = ("(defvariant smoke (CONSTANT SMALL) …) makes a trial cheap; without one, try --steps 3 on the GPU",)
-            found.append(Diagnostic("W-VARIANT-001", message, help=help))
-        return sorted(found, key=_place)
+    def _warnings(self, run: Run, evaluations: Iterable[Evaluation]) -> list[Diagnostic]:
+        found = [
+            *dict.fromkeys(self.el.warnings),
+            *unreached_parameters(self.el.world, run),
+            *unused_names(self.module, self.source),
+            *unread_fields(self.module, self.loaders, run, evaluations),
+            *too_large_to_try(self.el.world, self.module),
+        ]
+        return sorted(found, key=place)
 
 
 def group_of(name: str, pattern: str) -> str | None:

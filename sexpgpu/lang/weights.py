@@ -141,7 +141,9 @@ class WeightReader(FormReader):
                 taken.add(theirs)
                 fitted = self._fitted(own[name].type, stored, rule.notation)
                 if isinstance(fitted, str):
-                    notes.append(f"mis-shaped: `{theirs}` {_shown(stored)} for `{root}{name}` {own[name].type}{fitted}")
+                    turned = not rule.notation and stored.shape == own[name].type.shape[::-1] and len(stored.shape) == 2
+                    hint = ', which "o i -> i o" would make of it' if turned else fitted
+                    notes.append(f"mis-shaped: `{theirs}` {_shown(stored)} for `{root}{name}` {own[name].type}{hint}")
                     continue
                 self.found[root + name] = ImportedWeight(own[name].type, files, theirs, rule.notation, fitted)
         return notes

@@ -16,10 +16,9 @@ if TYPE_CHECKING:
 
 
 def stop_on_faults(faults: Sequence[Fault], when: str) -> None:
-    """Raise E-RUN-003 for run-time checks that failed."""
+    """Raise E-RUN-003 for run-time checks that failed, each once: a loss and its gradient look at the same index."""
     if faults:
-        # A gather and the scatter of its gradient find the same index at the same place.
-        told = list(dict.fromkeys((fault.message, fault.origin.place) for fault in faults))
+        told = dict.fromkeys((fault.message, fault.origin.place) for fault in faults)
         raise DiagnosticError(
             [
                 Diagnostic(
@@ -28,19 +27,21 @@ def stop_on_faults(faults: Sequence[Fault], when: str) -> None:
                     place,
                     help=("check the data or the index arithmetic; nothing of this step was kept",),
                 )
-                for message, place in told[:5]
+                for message, place in list(told)[:5]
             ]
         )
 
 
 def zero_weight(update: Update, step: int) -> DiagnosticError:
-    """E-RUN-002: the weights of a step add up to 0."""
+    """E-RUN-002: the weights of a step add up to 0. Its place is where the weight is made."""
+    place = update.objective.graph.output("weight").node.origin.place or update.span
     return DiagnosticError(
         Diagnostic(
             "E-RUN-002",
-            f"step {step}: the weights of the loss `{update.objective.name}` add up to 0",
-            update.span,
-            help=("a whole step had nothing to average; look at the mask and the data",),
+            f"step {step}: the weights of the loss `{update.objective.name}` add up to 0, so it has no mean",
+            place,
+            (Label(place, "nothing counts here, in any microbatch of the step"),),
+            help=("look at the mask and the data; at least one element of a step must count",),
         )
     )
 
@@ -57,9 +58,12 @@ def non_finite(
             f"step {step}: `{update.name}` proposes values that are not finite for {shown}; its loss is {_shown(loss)}",
             place or update.span,
             labels=(Label(place, first.text),) if first is not None and place is not None else (),
-            notes=(first.text,) if first is not None and place is None else (),
             help=(
-                "lower the rate, add `:clip 1.0`, or `:on-nonfinite skip`; the last checkpoint is older",
+                "lower the rate, or bound the gradient with `:clip 1.0`; `:on-nonfinite skip` leaves such updates out",
+            ),
+            notes=(
+                *((first.text,) if first is not None and place is None else ()),
+                "nothing of this step was kept; `--resume latest` goes on from the last checkpoint",
             ),
         )
     )

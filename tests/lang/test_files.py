@@ -537,8 +537,8 @@ def test_warnings():
         ("W-NAME-001", 2),
         ("W-NAME-001", 2),
         ("W-PARAM-001", 3),
-        ("W-PARAM-001", 3),
     ]
+    assert "`net.lost.w`, `net.lost.b`" in experiment.warnings[2].message
     assert not load_text(TWO + run_of("(mean (net x))")).warnings
 
 
