@@ -20,7 +20,8 @@ forms are functions in `sexpgpu.lang.special.SPECIALS` and, for loops at run tim
 operations in `sexpgpu.lang.builtins.BUILTINS`; all take the elaborator first. Numbers fold at once; where a
 tensor is among the operands, `sexpgpu.lang.arithmetic.arithmetic` records a node instead. Numbers that depend
 on `step` go a third way, into `sexpgpu.lang.trace.Schedule`. The library, layers to optimizers, is written in
-the language and lies in `sexpgpu/std`.
+the language and lies in `sexpgpu/std`. What the manual says of an operation stands where it is defined, and
+`sexpgpu.lang.manual.pages` collects it.
 
 **4. Values to graphs.** While a metric is elaborated, a `sexpgpu.lang.trace.Trace` records: nodes through a
 `sexpgpu.ir.builder.Builder`, parameters and states in the `sexpgpu.lang.trace.World` that all traces of a

@@ -82,7 +82,7 @@ def _paragraph(text: str) -> str:
 
 def large(text: str) -> str:
     """Text with a large first letter, unless it begins with a formula: x, dx = …, a sign."""
-    formula = re.match(r"(?!a )\w\b|d\w+ =|\W", text)
+    formula = re.match(r"(?!a )\w\b|d\w+ =|\W|\S*[²·(]", text)
     return text if formula else text[:1].upper() + text[1:]
 
 
