@@ -77,7 +77,7 @@ LIBRARY: Mapping[str, tuple[str, str]] = {
     "optimizers": ("optimizer", "Library: optimizers"),
     "schedules": ("schedule", "Library: schedules"),
 }
-"""Kind and group of the library's files, in the order of the index; of another file they are `function` and its name."""
+"""Kind and group of the files of the library, in the order of the index; another file has its own name."""
 
 SLUGS: Mapping[str, str] = {
     "+": "add", "-": "subtract", "*": "multiply", "/": "divide", "=": "equal", "!=": "not-equal", "<": "less",
