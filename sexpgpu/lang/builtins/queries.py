@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sexpgpu.data import TokenStream
+from sexpgpu.data import Images, Lines, TokenStream
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.arithmetic import is_number
@@ -133,16 +133,18 @@ def is_none(el: Elaborator, x: Any) -> bool:
     return x is None
 
 
-def _tokens(el: Elaborator, data: Any, op: str) -> TokenStream:
-    if not isinstance(data, DataHandle) or not isinstance(data.dataset, TokenStream):
+def _text(el: Elaborator, data: Any, op: str) -> TokenStream | Lines:
+    if not isinstance(data, DataHandle) or not isinstance(data.dataset, TokenStream | Lines):
         el.fail("E-TYPE-006", f"`{op}` asks text or tokens of a `defdata`, not {kind_of(data)}")
     return data.dataset
 
 
 @builtin("vocabulary")
 def vocabulary(el: Elaborator, data: Any) -> int:
-    """`(vocabulary DATA)`: the number of distinct ids."""
-    return _tokens(el, data, "vocabulary").vocabulary
+    """`(vocabulary DATA)`: the number of distinct ids of a text, lines or tokens, or of classes of images."""
+    if isinstance(data, DataHandle) and isinstance(data.dataset, Images):
+        return data.dataset.vocabulary
+    return _text(el, data, "vocabulary").vocabulary
 
 
 @builtin("encode")
@@ -150,5 +152,5 @@ def encode(el: Elaborator, data: Any, text: Any) -> tuple[int, ...]:
     """`(encode DATA "text")`: the ids of a text, a vector."""
     if not isinstance(text, str):
         el.fail("E-TYPE-006", f"`encode` takes a string, not {kind_of(text)}")
-    stream = _tokens(el, data, "encode")
+    stream = _text(el, data, "encode")
     return tuple(el.located(lambda: stream.encode(text)))
