@@ -14,20 +14,21 @@ labelled spans and help; `sexpgpu.diagnostics.codes.CODES` is the table of codes
 `sexpgpu.diagnostics.render.render` draws one for people, editors or programs. Stages collect diagnostics,
 and raise `sexpgpu.diagnostics.diagnostic.DiagnosticError` at the end of a phase.
 
-**3. Forms to values.** `sexpgpu.lang.load.load_experiment` is the front door of the language. It enters
-every top-level form in a table (`sexpgpu.lang.toplevel.FORMS`), puts variants and `--set` over the
-constants, and evaluates what is needed. The evaluator is `sexpgpu.lang.elaborator.Elaborator`: special
-forms are functions in `sexpgpu.lang.special.SPECIALS` and, for loops at run time, `sexpgpu.lang.loops.LOOPS`,
-operations in `sexpgpu.lang.builtins.BUILTINS`; all take the elaborator first. Numbers fold at once; where a
-tensor is among the operands, `sexpgpu.lang.arithmetic.arithmetic` records a node instead. Numbers that depend
-on `step` go a third way, into `sexpgpu.lang.trace.Schedule`. The library, layers to optimizers, is written in
-the language and lies in `sexpgpu/std`.
+**3. Forms to values.** `sexpgpu.lang.load.load_experiment` is the front door of the language. It enters every
+top-level form in a table (`sexpgpu.lang.toplevel.FORMS`), puts variants and `--set` over the constants, and
+evaluates what is needed. The evaluator is `sexpgpu.lang.elaborator.Elaborator`: special forms are functions in
+`sexpgpu.lang.special.SPECIALS` and, for bodies of their own, `sexpgpu.lang.loops.LOOPS` and
+`sexpgpu.lang.recompute.RECOMPUTE`, operations in `sexpgpu.lang.builtins.BUILTINS`; all take the elaborator
+first. Numbers fold at once; where a tensor is among the operands, `sexpgpu.lang.arithmetic.arithmetic` records
+a node instead. Numbers that depend on `step` go a third way, into `sexpgpu.lang.trace.Schedule`. The library,
+layers to optimizers, is written in the language and lies in `sexpgpu/std`. What the manual says of an operation
+stands where it is defined, and `sexpgpu.lang.manual.pages` collects it.
 
 **4. Values to graphs.** While a metric is elaborated, a `sexpgpu.lang.trace.Trace` records: nodes through a
 `sexpgpu.ir.builder.Builder`, parameters and states in the `sexpgpu.lang.trace.World` that all traces of a
 file share. `sexpgpu.lang.tracing.trace_objective` does it for losses and evaluations,
 `sexpgpu.lang.tracing.RuleTracer` for optimizers, `sexpgpu.lang.tracing.trace_generator` for generators,
-`sexpgpu.lang.inner.call_generator` for those that a loss calls.
+`sexpgpu.lang.inner.call_generator` for those that a metric calls.
 What comes out of all this is a `sexpgpu.lang.experiment.Experiment`: data only.
 
 **5. Graphs.** `sexpgpu.ir.graph.Graph` is a single-assignment list of nodes over
@@ -66,7 +67,7 @@ Streams, mixtures and zips, in `sexpgpu.data.mixture`, answer the same one.
 **11. The loop.** `sexpgpu.train.loop.Training` is the run: steps, and what is due between them. One step is
 `sexpgpu.train.loop.Stepper`: calls of phases, folded by `sexpgpu.train.folds`.
 `sexpgpu.train.blame.first_non_finite` finds the form that a failed step is to blame on.
-`sexpgpu.train.lanes` is the state that is not folded, `sexpgpu.train.inner` the generators of a loss.
+`sexpgpu.train.lanes` is the state that is not folded, `sexpgpu.train.inner` the generators of a metric.
 `sexpgpu.train.evaluation.run_evaluation` and `sexpgpu.train.generation.run_generator` do the rest;
 `sexpgpu.train.keys.stream_key` is where randomness begins.
 

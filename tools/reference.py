@@ -1,11 +1,19 @@
 """The pages of docs/reference/: one for each operation and form, and an index of all."""
 
 import re
+import tempfile
 import textwrap
+from pathlib import Path
 
+import numpy as np
+
+from sexpgpu.ir.evaluate import evaluate
+from sexpgpu.lang.load import load_experiment
 from sexpgpu.lang.manual import SECTIONS, Page, pages
 
 TITLES = {"Edges": "Ties, NaN and edges", "Takes": "Operands and keywords", "Stacked": "Stacked microbatches"}
+STEPS = (1, 10, 50, 100)
+"""Where the pages of schedules show their values."""
 FORMULAS = ("Rule",)
 NAMES = "\nWhat `x`, `ids` and the others are: [names in the examples](index.md#names-in-the-examples).\n"
 INDEX_HEAD = """# Reference
@@ -58,12 +66,26 @@ def page_text(page: Page, slugs: dict[str, str]) -> str:
         parts.append(f"\n## {TITLES.get(name, name)}\n\n{body}\n")
     if "Example" in page.sections:
         parts.append(f"\n## Example\n\n```lisp\n{aligned(page.sections['Example'])}\n```\n")
-        if not page.sections["Example"].lstrip("; ").startswith("(def"):
+        if not page.sections["Example"].startswith("(def"):
             parts.append(NAMES)
+    if page.kind == "schedule":
+        parts.append(values_text(page.sections["Example"]))
     if "See" in page.sections:
         names = [name.strip() for name in page.sections["See"].split(",")]
         parts.append("\n## See also\n\n" + ", ".join(f"[`{name}`]({slugs[name]}.md)" for name in names) + "\n")
     return "".join(parts)
+
+
+def values_text(example: str) -> str:
+    """A table of what the schedule of an example is at some steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "example.sx"
+        path.write_text(example, "utf-8")
+        graph = load_experiment(path).schedule.graph()
+    rows = [("step", *map(str, STEPS)), ("---",) * (len(STEPS) + 1)]
+    found = [next(iter(evaluate(graph, {"step": np.float64(step)}, double=True).values())) for step in STEPS]
+    rows.append(("value", *(f"{float(value):.4g}" for value in found)))
+    return "\nIts values:\n\n" + "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
 
 def _summary(text: str) -> str:
@@ -82,7 +104,7 @@ def _paragraph(text: str) -> str:
 
 def large(text: str) -> str:
     """Text with a large first letter, unless it begins with a formula: x, dx = …, a sign."""
-    formula = re.match(r"(?!a )\w\b|d\w+ =|\W", text)
+    formula = re.match(r"(?!a )\w\b|(?:f32|bf16|i32|i64|bool)\b|d\w+ =|\W|\S*[²·(]", text)
     return text if formula else text[:1].upper() + text[1:]
 
 

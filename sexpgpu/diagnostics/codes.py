@@ -273,13 +273,16 @@ _DATA = (
     (
         "E-DATA-004",
         "token outside the vocabulary",
-        "a token id is negative, or is not below the size of the vocabulary",
-        "raise `:vocabulary`, or prepare the tokens with the tokenizer that the file means",
+        "a token id is negative, or is not below the size of the vocabulary; or a word of a table is not among the "
+        "categories of its column",
+        "raise `:vocabulary`, or prepare the tokens with the tokenizer that the file means; add the word to "
+        "`:categories`",
     ),
     (
         "E-DATA-005",
         "unknown field",
-        "a metric, model or view asks for a field that its loader does not have",
+        "a metric, model or view asks for a field that its loader does not have, or a source for a column that its "
+        "table does not have",
         "use one of the fields that the message lists",
     ),
     (

@@ -43,6 +43,7 @@ from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.loops import LOOPS
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
+from sexpgpu.lang.recompute import RECOMPUTE
 from sexpgpu.lang.scope import Lazy, Poisoned, Scope
 from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
@@ -89,7 +90,7 @@ def library_forms() -> Mapping[Source, ReadResult]:
 @cache
 def _library_scope() -> Scope:
     """The names of the library, which no elaboration changes."""
-    el = Elaborator({**SPECIALS, **LOOPS})
+    el = Elaborator({**SPECIALS, **LOOPS, **RECOMPUTE})
     library = Module(Scope(_base_scope()), Path())
     for source, forms in library_forms().items():
         wrong = declare(el, library, source, forms)
@@ -118,7 +119,7 @@ def load_experiment(
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
-        el = elaborator({**SPECIALS, **LOOPS})
+        el = elaborator({**SPECIALS, **LOOPS, **RECOMPUTE})
         return _Loading(el, disk, source, Path(path), dict(settings or {}), variant).experiment(run, keys or {})
     except RecursionError:
         message = "the forms of this file are nested too deeply to be elaborated"

@@ -55,6 +55,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
 """What a page of each kind has at least, beside its first sentence."""
 
 FAMILIES: Mapping[str, tuple[str, str]] = {
+    "sources": ("view", "Views of data"),
     "elementwise": ("operation", "Elementwise"),
     "movement": ("operation", "Shape"),
     "reductions": ("operation", "Reductions"),
@@ -63,16 +64,20 @@ FAMILIES: Mapping[str, tuple[str, str]] = {
     "indexing": ("operation", "Indexing and order"),
     "draws": ("operation", "Random"),
     "queries": ("question", "Questions"),
-    "sources": ("view", "Views of data"),
 }
-"""Kind and group of the operations of each module of `sexpgpu.lang.builtins`; another module has its own name."""
+"""Kind and group of the operations of each module of `sexpgpu.lang.builtins`, in the order of the index; another
+module has its own name."""
 
 LIBRARY: Mapping[str, tuple[str, str]] = {
+    "functions": ("function", "Library: functions"),
+    "layers": ("function", "Library: layers"),
+    "recurrent": ("function", "Library: recurrent layers"),
+    "losses": ("function", "Library: losses"),
     "initialisers": ("initialiser", "Library: initialisers"),
-    "schedules": ("schedule", "Library: schedules"),
     "optimizers": ("optimizer", "Library: optimizers"),
+    "schedules": ("schedule", "Library: schedules"),
 }
-"""Kind and group of the library's files; of another file they are `function` and its name."""
+"""Kind and group of the files of the library, in the order of the index; another file has its own name."""
 
 SLUGS: Mapping[str, str] = {
     "+": "add", "-": "subtract", "*": "multiply", "/": "divide", "=": "equal", "!=": "not-equal", "<": "less",
@@ -132,7 +137,7 @@ def faults(page: Page) -> list[str]:
 
 
 def _operations() -> Iterator[Page]:
-    for op in BUILTINS.values():
+    for op in sorted(BUILTINS.values(), key=lambda op: _place(FAMILIES, op.call.__module__.rpartition(".")[2])):
         module = op.call.__module__
         kind, group = FAMILIES.get(module.rpartition(".")[2], ("operation", module.rpartition(".")[2].capitalize()))
         summary, sections = sections_of(op.doc)
@@ -140,6 +145,11 @@ def _operations() -> Iterator[Page]:
         sections = {name: text for name in SECTIONS if (text := sections.get(name) or shared.get(name))}
         form = sections.get("Form") or _signature(op)
         yield Page(op.name, kind, group, form, _OPENING.sub("", summary), tuple(sorted(op.keywords)), sections)
+
+
+def _place(order: Mapping[str, object], name: str) -> int:
+    """Where a module stands in the index: those that are not listed come last."""
+    return list(order).index(name) if name in order else len(order)
 
 
 def _signature(op: Builtin) -> str:
@@ -165,7 +175,8 @@ def _shown(default: object) -> str:
 
 
 def _library() -> Iterator[Page]:
-    for source, forms in library_forms().items():
+    ordered = sorted(library_forms().items(), key=lambda item: _place(LIBRARY, Path(item[0].name).stem))
+    for source, forms in ordered:
         module = Module(Scope(), Path())
         wrong = declare(Elaborator({}), module, source, forms)
         assert not wrong, wrong

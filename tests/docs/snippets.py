@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from PIL import Image
 
 from sexpgpu.lang.toplevel import FORMS
 from sexpgpu.source import Source
@@ -63,6 +64,13 @@ def write_files(folder: Path) -> None:
     np.savez(folder / "digits.npz", image=draw.random((400, 64), np.float32), label=label)
     weights = {"proj.w": draw.random((4, 16), np.float32), "mask": np.zeros(3, np.float32)}
     np.savez(folder / "model.npz", **weights)
+    (folder / "flowers.csv").write_text("length,width,kind\n" + "5.1,3.5,setosa\n6.3,2.9,virginica\n" * 5, "utf-8")
+    (folder / "names.txt").write_text("emma\nolivia\nava\nisabella\nsophia\n", "utf-8")
+    for kind in ("cats", "dogs"):
+        (folder / "photos" / kind).mkdir(parents=True)
+        for i in range(4):
+            pixels = draw.integers(0, 256, (12, 10, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / "photos" / kind / f"{i}.png")
     (folder / "shards").mkdir()
     for i in range(2):
         draw.integers(0, 50304, 400).astype(np.uint16).tofile(folder / "shards" / f"train-{i}.bin")

@@ -12,10 +12,11 @@ from sexpgpu.lang.builtins import BUILTINS
 from sexpgpu.lang.load import _base_scope, library_forms
 from sexpgpu.lang.loops import LOOPS
 from sexpgpu.lang.manual import REQUIRED, Page, faults, pages, sections_of
+from sexpgpu.lang.recompute import RECOMPUTE
+from sexpgpu.lang.sources import KINDS
 from sexpgpu.lang.special import SPECIALS
 from sexpgpu.lang.toplevel import FORMS
 from tests.docs.snippets import CHECKOUT
-from tests.lang.files import faults as faults_of_file
 
 ALL = {page.name: page for page in pages()}
 CLAIM = re.compile(r"; (=>|is) \S")
@@ -40,18 +41,11 @@ def test_a_page_that_changed_or_is_left_over_is_stale(tool: ModuleType) -> None:
     assert tool.stale({**texts, index: "another text"}) == [index, other]
 
 
-def kinds_of_data() -> set[str]:
-    """Read from what the language says of one that is not there."""
-    text = '(defdata d (qqqqqqqq "path"))\n(defmetric m () (vocabulary d))\n(defrun go :loss m :steps 1)'
-    (fault,) = faults_of_file(text)
-    return set("".join(fault.help).partition("the kinds: ")[2].split(", "))
-
-
 def test_everything_has_a_page_and_no_page_is_of_nothing() -> None:
     library = "".join(source.text for source in library_forms())
     defined = re.findall(r"^\(def(?:n|optimizer) (\S+)", library, re.MULTILINE)
-    names = {*FORMS, *SPECIALS, *LOOPS, *BUILTINS, *defined, *_base_scope().names, *kinds_of_data(), "zip"} - {"_"}
-    assert names == ALL.keys()
+    forms = {*FORMS, *SPECIALS, *LOOPS, *RECOMPUTE, "zip"}
+    assert forms | {*BUILTINS, *defined, *_base_scope().names, *KINDS} - {"_"} == ALL.keys()
     assert len(pages()) == len(ALL)
     assert len({page.slug for page in ALL.values()}) == len(ALL)
 
@@ -72,6 +66,11 @@ def test_every_operation_shows_a_value_or_a_type(page: Page) -> None:
 def test_pages_of_top_level_forms_show_their_keywords(name: str) -> None:
     allowed = inspect.getclosurevars(FORMS[name]).nonlocals["allowed"]
     assert set(allowed) <= set(ALL[name].keywords)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_pages_of_sources_show_their_keywords(name: str) -> None:
+    assert set(KINDS[name]) == set(ALL[name].keywords)
 
 
 def test_what_a_page_lacks_is_named() -> None:

@@ -27,7 +27,7 @@ def pool(el: Elaborator, x: Any, *, window: Any = None, kind: Any = "max", strid
     Shape: (b s… c) → (b p… c), with p = ⌊(s + 2·pad − window) / stride⌋ + 1.
     Gradient: `max`: g goes to the largest element of its window; `mean`: g over the elements that count, to each of
         them.
-    Edges: of a tie the first in row-major order gets the gradient. NaN counts as largest.
+    Edges: of a tie the first in row-major order gets the gradient. NaN if any is.
     Form: (pool x :window n :kind max :stride n :pad 0)
     Example:
         (pool image :window 2)  ; is (f32 4 4 4 3)

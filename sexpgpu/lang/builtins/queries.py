@@ -5,7 +5,7 @@ from __future__ import annotations
 from fnmatch import fnmatchcase
 from typing import Any
 
-from sexpgpu.data import TokenStream
+from sexpgpu.data import Images, Lines, TokenStream
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.arithmetic import is_number
@@ -214,17 +214,18 @@ def is_none(el: Elaborator, x: Any) -> bool:
     return x is None
 
 
-def _tokens(el: Elaborator, data: Any, op: str) -> TokenStream:
-    if not isinstance(data, DataHandle) or not isinstance(data.dataset, TokenStream):
+def _text(el: Elaborator, data: Any, op: str) -> TokenStream | Lines:
+    if not isinstance(data, DataHandle) or not isinstance(data.dataset, TokenStream | Lines):
         el.fail("E-TYPE-006", f"`{op}` asks text or tokens of a `defdata`, not {kind_of(data)}")
     return data.dataset
 
 
 @builtin("vocabulary")
 def vocabulary(el: Elaborator, data: Any) -> int:
-    """`(vocabulary DATA)`: the number of distinct ids.
+    """`(vocabulary DATA)`: the number of distinct ids of a text, lines or tokens, or of classes of images.
 
-    Value: an integer: of a text by characters how many occur, by bytes 256, of tokens what `:vocabulary` says.
+    Value: an integer: of a text or lines by characters how many occur, by bytes 256; of tokens what
+        `:vocabulary` says; of images how many folders hold them.
     Example:
         (defdata corpus (text "python:topics" :by bytes))
         (def vocab (vocabulary corpus))
@@ -233,7 +234,9 @@ def vocabulary(el: Elaborator, data: Any) -> int:
         (defmetric nll (tokens) (mean (square (lm tokens))))
         (defrun go :loader train :loss nll :optimizer (sgd :rate 0.1) :steps 1)
     """
-    return _tokens(el, data, "vocabulary").vocabulary
+    if isinstance(data, DataHandle) and isinstance(data.dataset, Images):
+        return data.dataset.vocabulary
+    return _text(el, data, "vocabulary").vocabulary
 
 
 @builtin("encode")
@@ -249,5 +252,5 @@ def encode(el: Elaborator, data: Any, text: Any) -> tuple[int, ...]:
     """
     if not isinstance(text, str):
         el.fail("E-TYPE-006", f"`encode` takes a string, not {kind_of(text)}")
-    stream = _tokens(el, data, "encode")
+    stream = _text(el, data, "encode")
     return tuple(el.located(lambda: stream.encode(text)))

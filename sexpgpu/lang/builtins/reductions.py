@@ -52,10 +52,10 @@ REDUCTIONS = {
              "dx = g times the product of the other elements, exact where elements are 0.",
              "Of nothing it is 1. Integers wrap around."),
     "max": ("The largest element of axes; `maximum` is elementwise.", "g goes to the largest element, 0 to the others.",
-            "Of a tie the first in row-major order gets the gradient. NaN counts as largest. Of nothing it is −∞."),
+            "Of a tie the first in row-major order gets the gradient. NaN if any is. Of nothing it is −∞."),
     "min": ("The smallest element of axes; `minimum` is elementwise.",
             "g goes to the smallest element, 0 to the others.",
-            "Of a tie the first in row-major order gets the gradient. NaN is passed on. Of nothing it is ∞."),
+            "Of a tie the first in row-major order gets the gradient. NaN if any is. Of nothing it is ∞."),
 }  # fmt: skip
 
 PAGE = """{0}
@@ -92,7 +92,7 @@ Takes: x; the `:axis`, the last if left out; `:keep true` leaves a size of 1.
 Shape: the axis vanishes, or is 1 under `:keep true`.
 Types: any but bool; the result is i32.
 Gradient: none: the result is an integer.
-Edges: of a tie the lowest place. NaN counts as {word}.
+Edges: of a tie the lowest place. NaN counts as largest.
 Example:
     ({name} x)  ; is (i32 8)
     ({name} x :axis 0 :keep true)  ; is (i32 1 16)
@@ -248,4 +248,4 @@ _running("cumsum", "sum", "dx = the running sum of g from the other end.", "Inte
 _running("cumprod", "product", "dx[j] = the sum over i ≥ j of g[i]·y[i] / x[j], exact where elements are 0.",
          "Integers wrap around.")  # fmt: skip
 _running("cummax", "maximum", "g goes to the place whose element is the maximum.",
-         "Of a tie the first place. NaN is passed on.")  # fmt: skip
+         "Of a tie the first place. NaN from the first NaN on.")  # fmt: skip
