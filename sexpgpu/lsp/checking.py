@@ -27,31 +27,39 @@ class Outdated(Exception):
     """The text that is being checked has changed."""
 
 
-evaluate = Elaborator.eval
+evaluate, evaluate_body = Elaborator.eval, Elaborator.eval_body
 
 
 class Observer(Elaborator):
-    """An evaluator that keeps what forms evaluate to. `seen`: by a form's id, the form and then its values."""
+    """An evaluator that keeps what the user's own forms evaluate to. seen: by a form's id, the form and its values."""
 
-    def __init__(self, specials: dict[str, Any], outdated: Callable[[], bool]) -> None:
+    def __init__(self, specials: dict[str, Any], outdated: Callable[[], bool], keeping: bool) -> None:
         super().__init__(specials)
         self.seen: dict[int, list[Any]] = {}
         self._outdated = outdated
+        self._wanted = self._keeping = keeping
 
     def eval(self, form: Form, scope: Scope) -> Any:
-        """The value of `form`, kept."""
+        """The value of `form`, kept unless it stands in the library."""
         value = evaluate(self, form, scope)
-        if id(form) in self.seen:
-            self.seen[id(form)].append(value)
-        else:
-            self.seen[id(form)] = [form, value]
+        if self._keeping:
+            entry = self.seen.get(id(form))
+            if entry is None:
+                self.seen[id(form)] = [form, value]
+            else:
+                entry.append(value)
         return value
 
     def eval_body(self, body: Sequence[Form], scope: Scope) -> Any:
         """The value of a body. Raises Outdated where nobody waits for it."""
         if self._outdated():
             raise Outdated
-        return super().eval_body(body, scope)
+        before = self._keeping
+        self._keeping = self._wanted and not body[0].span.source.is_library
+        try:
+            return evaluate_body(self, body, scope)
+        finally:
+            self._keeping = before
 
 
 class OpenedData:
@@ -167,7 +175,7 @@ def check_variants(path: Path, report: Report, outdated: Callable[[], bool] = ne
     for variant in _named(source, "defvariant"):
         inner: dict[Diagnostic, None] = {}
         for run in _runs(source):
-            _check(path, report.files, variant, run, outdated, inner, {})
+            _check(path, report.files, variant, run, outdated, inner, None)
         note = f"the plain experiment is good; this is in the variant `{variant}`"
         known = {(d.code, d.message, d.span) for d in report.diagnostics}
         for diagnostic in (*inner, *report.files.missing):
@@ -187,13 +195,13 @@ def _source(path: Path, files: EditedFiles, found: dict[Diagnostic, None]) -> So
 
 def _check(
     path: Path, files: EditedFiles, variant: str | None, run: str | None, outdated: Callable[[], bool],
-    found: dict[Diagnostic, None], seen: dict[int, list[Any]],
+    found: dict[Diagnostic, None], seen: dict[int, list[Any]] | None,
 ) -> bool:  # fmt: skip
-    """One elaboration; whether it is without errors."""
+    """One elaboration; whether it is without errors. seen: takes the values, if they are wanted."""
     observers: list[Observer] = []
 
     def elaborator(specials: dict[str, Any]) -> Observer:
-        observers.append(Observer(specials, outdated))
+        observers.append(Observer(specials, outdated, seen is not None))
         return observers[0]
 
     try:
@@ -205,8 +213,9 @@ def _check(
         found.update(dict.fromkeys(error.diagnostics))
         return False
     finally:
-        if observers:
-            seen.update({key: entry for key, entry in observers[0].seen.items() if key not in seen})
+        if seen is not None:
+            for observer in observers:
+                seen |= {key: entry for key, entry in observer.seen.items() if key not in seen}
 
 
 def _named(source: Source, head: str) -> list[str]:
