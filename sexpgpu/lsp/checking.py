@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.data import Dataset, DataSpec, WeightFiles
+from sexpgpu.data import ArraysSpec, Dataset, DataSpec, WeightFiles
 from sexpgpu.data.blank import blank
 from sexpgpu.data.files import find_files
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
@@ -17,8 +17,11 @@ from sexpgpu.lang.files import Files
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.lang.scope import Scope
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, Symbol, load_source, read
+from sexpgpu.syntax import Form, Integer, List, Symbol, load_source, read
 from sexpgpu.train.differentiable import missing_gradients
+
+MAX_SIZE = 2**20
+"""A larger size of an array that is missing is not believed."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 
@@ -96,12 +99,18 @@ def _stamp(written: str, base: Path) -> Stamp:
 
 
 class EditedFiles(Files):
-    """The disk as the editor has it. texts: open files by resolved path. missing: what was wrong with data."""
+    """The disk as the editor has it.
+
+    texts: open files by resolved path. missing: what was wrong with data. fields: what metrics declare of arrays, by
+    name a dtype and the shape of a row, for arrays that are missing. guessed: whether these had to do.
+    """
 
     def __init__(self, texts: Mapping[Path, str], opened: OpenedData) -> None:
         self.texts = texts
         self.opened = opened
         self.missing: list[Diagnostic] = []
+        self.fields: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.guessed = False
         self.paths: dict[int, tuple[Source, Path]] = {}
         self._read: dict[Path, Source] = {}
 
@@ -130,10 +139,11 @@ class EditedFiles(Files):
         return self.opened.weights(written, base, lambda: super(EditedFiles, self).weights(written, base))
 
     def stand_in(self, spec: DataSpec, faults: Sequence[Diagnostic]) -> Dataset | None:
-        """Ids of no meaning for missing text and tokens, so that everything else is checked all the same."""
-        found = blank(spec)
+        """Data of no meaning for what is missing, so that everything else is checked all the same."""
+        found = blank(spec, self.fields)
         if found is not None:
             self.missing += faults
+            self.guessed = self.guessed or isinstance(spec, ArraysSpec)
         return found
 
 
@@ -163,9 +173,10 @@ def check_plain(path: Path, files: EditedFiles, outdated: Callable[[], bool] = n
     seen: dict[int, list[Any]] = {}
     source = _source(path, files, found)
     good = source is not None
+    files.fields = _declared_fields(source) if source is not None else {}
     for run in _runs(source) if source is not None else ():
         good = _check(path, files, None, run, outdated, found, seen) and good
-    return Report(_sorted([*found, *files.missing]), files, seen), good and not files.missing
+    return Report(_sorted([*found, *files.missing]), files, seen), good
 
 
 def check_variants(path: Path, report: Report, outdated: Callable[[], bool] = never) -> Report:
@@ -210,12 +221,45 @@ def _check(
         found.update(dict.fromkeys((*experiment.warnings, *gradients)))
         return not gradients
     except DiagnosticError as error:
-        found.update(dict.fromkeys(error.diagnostics))
+        # A field that no metric declares in full is missing with the data: that has been said.
+        told = [d for d in error.diagnostics if not (files.guessed and d.code == "E-DATA-005")]
+        found.update(dict.fromkeys(told))
         return False
     finally:
         if seen is not None:
             for observer in observers:
                 seen |= {key: entry for key, entry in observer.seen.items() if key not in seen}
+
+
+def _declared_fields(source: Source) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The fields whose type some metric declares in numbers, or in constants that are numbers."""
+    forms = read(source).forms
+    constants: dict[str, int] = {}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for form in forms:
+        match form:
+            case List(items=(Symbol(name="def"), Symbol(name=name), Integer(value=value), *_)):
+                constants[name] = value
+    for form in forms:
+        match form:
+            case List(items=(Symbol(name="defmetric"), _, List(items=parameters), *_)):
+                for parameter in parameters:
+                    match parameter:
+                        case List(items=(Symbol(name=name), List(items=(Symbol(name=dtype), _, *sizes)))):
+                            known = [_number(size, constants) for size in sizes]
+                            chosen = {"float": "f32", "int": "i32"}.get(dtype, dtype)
+                            if chosen in ("f32", "i32", "i64", "bool") and all(n is not None for n in known):
+                                found.setdefault(name, (chosen, tuple(n for n in known if n is not None)))
+    return found
+
+
+def _number(form: Form, constants: Mapping[str, int]) -> int | None:
+    match form:
+        case Integer(value=value) if 0 <= value < MAX_SIZE:
+            return value
+        case Symbol(name=name) if 0 <= constants.get(name, -1) < MAX_SIZE:
+            return constants[name]
+    return None
 
 
 def _named(source: Source, head: str) -> list[str]:
