@@ -78,6 +78,11 @@ says where the run stands, `sexpgpu.train.checkpoint.save` writes a step whole o
 **13. The command line.** `sexpgpu.cli.main.main` imports one module for each command, and only that one:
 `sexpgpu.cli.check` loads no device, `sexpgpu.cli.run` puts everything above together in one page.
 
+**14. The editor.** `sexpgpu lsp` answers an editor's questions. `sexpgpu.lsp.names.resolve` finds what each name
+refers to without evaluating anything, `sexpgpu.lsp.checking.check_plain` elaborates an unsaved text with an
+`sexpgpu.lsp.checking.Observer` that keeps what forms evaluate to, `sexpgpu.lsp.analysis.Project` answers from both.
+`sexpgpu.lsp.server` alone knows the protocol.
+
 Layers import downwards only, a test keeps that. Where to begin with a change: a new operation is one entry
 in `sexpgpu.ir.ops` and one in `sexpgpu.lang.builtins`; a new layer is a few lines in
 `sexpgpu/std/layers.sx`; a new error is a row of `sexpgpu.diagnostics.codes.CODES`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.data import Dataset, DataSpec, WeightFiles
+from sexpgpu.data import ArraysSpec, Dataset, DataSpec, WeightFiles
 from sexpgpu.data.blank import blank
 from sexpgpu.data.files import find_files
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
@@ -17,8 +17,11 @@ from sexpgpu.lang.files import Files
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.lang.scope import Scope
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, Symbol, load_source, read
+from sexpgpu.syntax import Form, Integer, List, Symbol, load_source, read
 from sexpgpu.train.differentiable import missing_gradients
+
+MAX_SIZE = 2**20
+"""A larger size of an array that is missing is not believed."""
 
 Stamp = tuple[tuple[str, int, int], ...]
 
@@ -27,31 +30,39 @@ class Outdated(Exception):
     """The text that is being checked has changed."""
 
 
-evaluate = Elaborator.eval
+evaluate, evaluate_body = Elaborator.eval, Elaborator.eval_body
 
 
 class Observer(Elaborator):
-    """An evaluator that keeps what forms evaluate to. `seen`: by a form's id, the form and then its values."""
+    """An evaluator that keeps what the user's own forms evaluate to. seen: by a form's id, the form and its values."""
 
-    def __init__(self, specials: dict[str, Any], outdated: Callable[[], bool]) -> None:
+    def __init__(self, specials: dict[str, Any], outdated: Callable[[], bool], keeping: bool) -> None:
         super().__init__(specials)
         self.seen: dict[int, list[Any]] = {}
         self._outdated = outdated
+        self._wanted = self._keeping = keeping
 
     def eval(self, form: Form, scope: Scope) -> Any:
-        """The value of `form`, kept."""
+        """The value of `form`, kept unless it stands in the library."""
         value = evaluate(self, form, scope)
-        if id(form) in self.seen:
-            self.seen[id(form)].append(value)
-        else:
-            self.seen[id(form)] = [form, value]
+        if self._keeping:
+            entry = self.seen.get(id(form))
+            if entry is None:
+                self.seen[id(form)] = [form, value]
+            else:
+                entry.append(value)
         return value
 
     def eval_body(self, body: Sequence[Form], scope: Scope) -> Any:
         """The value of a body. Raises Outdated where nobody waits for it."""
         if self._outdated():
             raise Outdated
-        return super().eval_body(body, scope)
+        before = self._keeping
+        self._keeping = self._wanted and not body[0].span.source.is_library
+        try:
+            return evaluate_body(self, body, scope)
+        finally:
+            self._keeping = before
 
 
 class OpenedData:
@@ -88,12 +99,18 @@ def _stamp(written: str, base: Path) -> Stamp:
 
 
 class EditedFiles(Files):
-    """The disk as the editor has it. texts: open files by resolved path. missing: what was wrong with data."""
+    """The disk as the editor has it.
+
+    texts: open files by resolved path. missing: what was wrong with data. fields: what metrics declare of arrays, by
+    name a dtype and the shape of a row, for arrays that are missing. guessed: whether these had to do.
+    """
 
     def __init__(self, texts: Mapping[Path, str], opened: OpenedData) -> None:
         self.texts = texts
         self.opened = opened
         self.missing: list[Diagnostic] = []
+        self.fields: dict[str, tuple[str, tuple[int, ...]]] = {}
+        self.guessed = False
         self.paths: dict[int, tuple[Source, Path]] = {}
         self._read: dict[Path, Source] = {}
 
@@ -122,10 +139,11 @@ class EditedFiles(Files):
         return self.opened.weights(written, base, lambda: super(EditedFiles, self).weights(written, base))
 
     def stand_in(self, spec: DataSpec, faults: Sequence[Diagnostic]) -> Dataset | None:
-        """Ids of no meaning for missing text and tokens, so that everything else is checked all the same."""
-        found = blank(spec)
+        """Data of no meaning for what is missing, so that everything else is checked all the same."""
+        found = blank(spec, self.fields)
         if found is not None:
             self.missing += faults
+            self.guessed = self.guessed or isinstance(spec, ArraysSpec)
         return found
 
 
@@ -155,9 +173,10 @@ def check_plain(path: Path, files: EditedFiles, outdated: Callable[[], bool] = n
     seen: dict[int, list[Any]] = {}
     source = _source(path, files, found)
     good = source is not None
+    files.fields = _declared_fields(source) if source is not None else {}
     for run in _runs(source) if source is not None else ():
         good = _check(path, files, None, run, outdated, found, seen) and good
-    return Report(_sorted([*found, *files.missing]), files, seen), good and not files.missing
+    return Report(_sorted([*found, *files.missing]), files, seen), good
 
 
 def check_variants(path: Path, report: Report, outdated: Callable[[], bool] = never) -> Report:
@@ -167,7 +186,7 @@ def check_variants(path: Path, report: Report, outdated: Callable[[], bool] = ne
     for variant in _named(source, "defvariant"):
         inner: dict[Diagnostic, None] = {}
         for run in _runs(source):
-            _check(path, report.files, variant, run, outdated, inner, {})
+            _check(path, report.files, variant, run, outdated, inner, None)
         note = f"the plain experiment is good; this is in the variant `{variant}`"
         known = {(d.code, d.message, d.span) for d in report.diagnostics}
         for diagnostic in (*inner, *report.files.missing):
@@ -187,13 +206,13 @@ def _source(path: Path, files: EditedFiles, found: dict[Diagnostic, None]) -> So
 
 def _check(
     path: Path, files: EditedFiles, variant: str | None, run: str | None, outdated: Callable[[], bool],
-    found: dict[Diagnostic, None], seen: dict[int, list[Any]],
+    found: dict[Diagnostic, None], seen: dict[int, list[Any]] | None,
 ) -> bool:  # fmt: skip
-    """One elaboration; whether it is without errors."""
+    """One elaboration; whether it is without errors. seen: takes the values, if they are wanted."""
     observers: list[Observer] = []
 
     def elaborator(specials: dict[str, Any]) -> Observer:
-        observers.append(Observer(specials, outdated))
+        observers.append(Observer(specials, outdated, seen is not None))
         return observers[0]
 
     try:
@@ -202,11 +221,45 @@ def _check(
         found.update(dict.fromkeys((*experiment.warnings, *gradients)))
         return not gradients
     except DiagnosticError as error:
-        found.update(dict.fromkeys(error.diagnostics))
+        # A field that no metric declares in full is missing with the data: that has been said.
+        told = [d for d in error.diagnostics if not (files.guessed and d.code == "E-DATA-005")]
+        found.update(dict.fromkeys(told))
         return False
     finally:
-        if observers:
-            seen.update({key: entry for key, entry in observers[0].seen.items() if key not in seen})
+        if seen is not None:
+            for observer in observers:
+                seen |= {key: entry for key, entry in observer.seen.items() if key not in seen}
+
+
+def _declared_fields(source: Source) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """The fields whose type some metric declares in numbers, or in constants that are numbers."""
+    forms = read(source).forms
+    constants: dict[str, int] = {}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for form in forms:
+        match form:
+            case List(items=(Symbol(name="def"), Symbol(name=name), Integer(value=value), *_)):
+                constants[name] = value
+    for form in forms:
+        match form:
+            case List(items=(Symbol(name="defmetric"), _, List(items=parameters), *_)):
+                for parameter in parameters:
+                    match parameter:
+                        case List(items=(Symbol(name=name), List(items=(Symbol(name=dtype), _, *sizes)))):
+                            known = [_number(size, constants) for size in sizes]
+                            chosen = {"float": "f32", "int": "i32"}.get(dtype, dtype)
+                            if chosen in ("f32", "i32", "i64", "bool") and all(n is not None for n in known):
+                                found.setdefault(name, (chosen, tuple(n for n in known if n is not None)))
+    return found
+
+
+def _number(form: Form, constants: Mapping[str, int]) -> int | None:
+    match form:
+        case Integer(value=value) if 0 <= value < MAX_SIZE:
+            return value
+        case Symbol(name=name) if 0 <= constants.get(name, -1) < MAX_SIZE:
+            return constants[name]
+    return None
 
 
 def _named(source: Source, head: str) -> list[str]:

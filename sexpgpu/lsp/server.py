@@ -40,6 +40,9 @@ PAUSE_S = 0.03
 STACK_BYTES = 256 << 20
 """Of the thread that checks: what 256 nested calls of the language may need."""
 
+MAX_GARBAGE = 200_000
+"""New objects at which garbage is collected: half a dozen checks of a large file, some 50 MB."""
+
 FORM_KINDS = {
     "constant": types.SymbolKind.Constant, "function": types.SymbolKind.Function, "model": types.SymbolKind.Class,
     "metric": types.SymbolKind.Function, "optimizer": types.SymbolKind.Function, "generator": types.SymbolKind.Function,
@@ -161,7 +164,7 @@ class Server(LanguageServer):
         except Outdated:
             return
         finally:
-            loop.run_in_executor(self.worker, gc.collect)
+            loop.run_in_executor(self.worker, _tidy)
 
     async def settled(self, path: Path) -> None:
         """Wait for the check of a file that is due or running."""
@@ -237,6 +240,12 @@ def _warm_up() -> None:
     gc.collect()
     gc.freeze()
     gc.disable()
+
+
+def _tidy() -> None:
+    """Collect garbage between checks, once a few have left some."""
+    if gc.get_count()[0] > MAX_GARBAGE:
+        gc.collect()
 
 
 def make_server() -> Server:
