@@ -325,7 +325,12 @@ class _Loading(FormReader):
         loader = self._loader_named(declared) or default_loader
         if "loss" not in declared.keyed:
             self._fail("E-FORM-004", f"`{declared.name}` needs `:loss`", declared.span)
-        objective = self._objective(declared.keyed["loss"], loader, True, declared.name)
+        collector = Collector()
+        traced = partial(self._objective, declared.keyed["loss"], loader, True, declared.name)
+        objective = collector.attempt(traced)
+        if objective is None and "optimizer" in declared.keyed:
+            collector.attempt(partial(self._eval, declared.keyed["optimizer"]))
+        collector.hand_up()
         leaf_rules = self._rules(declared, objective, rules) if "optimizer" in declared.keyed else {}
         clip = self._eval(declared.keyed["clip"]) if "clip" in declared.keyed else None
         if isinstance(clip, HostScalar):
