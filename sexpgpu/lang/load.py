@@ -45,7 +45,7 @@ from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
-from sexpgpu.lang.warnings import too_large_to_try, unreached_parameters, unread_fields, unused_names
+from sexpgpu.lang.warnings import too_large_to_try, unread_fields, unread_names
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, List, String, Symbol, load_source
@@ -512,8 +512,7 @@ class _Loading(FormReader):
     def _warnings(self, run: Run, evaluations: Iterable[Evaluation]) -> list[Diagnostic]:
         found = [
             *dict.fromkeys(self.el.warnings),
-            *unreached_parameters(self.el.world, run),
-            *unused_names(self.module, self.source),
+            *unread_names(self.module, self.source, self.el.world, run),
             *unread_fields(self.module, self.loaders, run, evaluations),
             *too_large_to_try(self.el.world, self.module),
         ]
