@@ -90,7 +90,7 @@ def unread_fields(
             read_by.setdefault(update.loader, []).append(update.objective)
     for evaluation in evaluations:
         read_by.setdefault(evaluation.loader, []).extend(evaluation.objectives)
-    taken = {p.name for metric in module.metrics.values() for p in metric.parameters}
+    taken = {p.name.rpartition(".")[2] for metric in module.metrics.values() for p in metric.parameters}
     told: set[tuple[int, str]] = set()
     for name, objectives in read_by.items():
         span, loader = module.loaders[name].span, loaders[name]
@@ -103,7 +103,7 @@ def unread_fields(
                 yield Diagnostic("W-DATA-001", f"no metric reads a field of {whose}", span, help=(help,))
         for prefix, arrays in _arrays(loader):
             for field, (dtype, _) in arrays.schema.items():
-                if dtype == "bool" and not taken & {field, prefix + field} and (id(arrays), field) not in told:
+                if dtype == "bool" and field not in taken and (id(arrays), field) not in told:
                     told.add((id(arrays), field))
                     yield Diagnostic(
                         "W-DATA-001", f"no metric reads the field `{field}` of the loader `{name}`, a mask", span,
