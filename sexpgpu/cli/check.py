@@ -43,8 +43,7 @@ def command(
     try:
         experiment = load(file, variant, settings, run_name)
         variants = experiment.variants if variant is None else ()
-        for name in variants:
-            _check_variant(file, name, settings, run_name)
+        _check_variants(file, variants, settings, run_name)
     except DiagnosticError as error:
         _tell(error.diagnostics, style)
         raise SystemExit(1) from None
@@ -72,12 +71,22 @@ def _tell(diagnostics: tuple[Diagnostic, ...], style: Style) -> None:
         click.echo(render(diagnostics, "check", style))
 
 
-def _check_variant(file: Path, name: str, settings: tuple[str, ...], run_name: str | None) -> None:
-    try:
-        load(file, name, settings, run_name)
-    except DiagnosticError as error:
-        note = f"the plain experiment is good; this is in the variant `{name}`"
-        raise DiagnosticError([replace(d, notes=(*d.notes, note)) for d in error.diagnostics]) from error
+def _check_variants(file: Path, variants: tuple[str, ...], settings: tuple[str, ...], run_name: str | None) -> None:
+    """Every variant of a good experiment; a mistake that several have is told once. Raises DiagnosticError."""
+    found: dict[Diagnostic, list[str]] = {}
+    for name in variants:
+        try:
+            load(file, name, settings, run_name)
+        except DiagnosticError as error:
+            for diagnostic in error.diagnostics:
+                found.setdefault(diagnostic, []).append(name)
+    if found:
+        raise DiagnosticError([replace(d, notes=(*d.notes, _whose(names))) for d, names in found.items()])
+
+
+def _whose(names: list[str]) -> str:
+    listed = ", ".join(f"`{name}`" for name in names)
+    return f"the plain experiment is good; this is in the {'variant' if len(names) == 1 else 'variants'} {listed}"
 
 
 def _print_forms(file: Path) -> None:

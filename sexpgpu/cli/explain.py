@@ -41,6 +41,8 @@ def _list_codes() -> None:
     area = ""
     for code in CODES.values():
         if code.area != area:
+            if area:
+                click.echo()
             area = code.area
             click.echo(click.style(f"{area[0].upper()}{area[1:]}", bold=True))
         click.echo(f"  {code.code:13}  {code.title}")

@@ -159,11 +159,27 @@ def _joint(op: str, a: tuple[int, ...], c: tuple[int, ...], values: Sequence[Val
         if long[len(long) - len(short) :] == short:
             return long
     types = " and ".join(str(v.type) for v in values)
-    raise TypeFault(
-        f"`{op}` of {types}: shapes do not fit",
-        "E-TYPE-002",
-        "equal ranks stretch sizes of 1; a shorter shape must be the tail of the longer: (rearrange …)",
-    )
+    raise TypeFault(f"`{op}` of {types}: {_misfit(a, c)}", "E-TYPE-002", _remedy(a, c))
+
+
+def _misfit(a: tuple[int, ...], c: tuple[int, ...]) -> str:
+    """What keeps two shapes apart."""
+    if len(a) == len(c):
+        apart = [i for i, (m, n) in enumerate(zip(a, c, strict=True)) if m != n and 1 not in (m, n)]
+        return "; ".join(f"axis {i} is {a[i]} in one and {c[i]} in the other" for i in apart[:2])
+    short, long = (f"({' '.join(map(str, shape))})" for shape in sorted((a, c), key=len))
+    return f"{short} is not the tail of {long}"
+
+
+def _remedy(a: tuple[int, ...], c: tuple[int, ...]) -> str:
+    short, long = sorted((a, c), key=len)
+    if len(a) == len(c):
+        return "only a size of 1 stretches; `reshape`, `rearrange` and `slice` give a tensor another shape"
+    if short == long[: len(short)]:
+        kept = " ".join("abcdefgh"[: len(short)])
+        added = " 1" * (len(long) - len(short))
+        return f'reduce with `:keep true`, or add an axis at the end: (rearrange "{kept} -> {kept}{added}" x)'
+    return "a shorter shape must equal the end of the longer: (rearrange …) moves axes or adds one"
 
 
 def broadcast_to(el: Elaborator, value: Value, shape: tuple[int, ...]) -> Value:

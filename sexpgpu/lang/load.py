@@ -49,7 +49,7 @@ from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
-from sexpgpu.lang.warnings import too_large_to_try, unreached_parameters, unread_fields, unused_names
+from sexpgpu.lang.warnings import too_large_to_try, unread_fields, unread_names
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, read
@@ -355,7 +355,12 @@ class _Loading(FormReader):
         loader = self._loader_named(declared) or default_loader
         if "loss" not in declared.keyed:
             self._fail("E-FORM-004", f"`{declared.name}` needs `:loss`", declared.span)
-        objective = self._objective(declared.keyed["loss"], loader, True, declared.name)
+        collector = Collector()
+        traced = partial(self._objective, declared.keyed["loss"], loader, True, declared.name)
+        objective = collector.attempt(traced)
+        if objective is None and "optimizer" in declared.keyed:
+            collector.attempt(partial(self._eval, declared.keyed["optimizer"]))
+        collector.hand_up()
         leaf_rules = self._rules(declared, objective, rules) if "optimizer" in declared.keyed else {}
         clip = self._eval(declared.keyed["clip"]) if "clip" in declared.keyed else None
         if isinstance(clip, HostScalar):
@@ -537,8 +542,7 @@ class _Loading(FormReader):
     def _warnings(self, run: Run, evaluations: Iterable[Evaluation]) -> list[Diagnostic]:
         found = [
             *dict.fromkeys(self.el.warnings),
-            *unreached_parameters(self.el.world, run),
-            *unused_names(self.module, self.source),
+            *unread_names(self.module, self.source, self.el.world, run),
             *unread_fields(self.module, self.loaders, run, evaluations),
             *too_large_to_try(self.el.world, self.module),
         ]

@@ -6,6 +6,7 @@ A look at the forms alone. `load` turns what is found here into warnings; a name
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from sexpgpu.syntax import Form, Keyword, List, Symbol, Vector
 
@@ -14,6 +15,14 @@ PARAMETER_LISTS = {"defn": 2, "defmodel": 2, "defmetric": 2}
 
 Rules, diagnostics, generators and `fn` have the parameters that their caller gives, needed or not.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A name that nothing in its reach mentions. value: what a `let` binds it to; None for a parameter."""
+
+    symbol: Symbol
+    value: Form | None
 
 
 def mentions(forms: Sequence[Form]) -> set[str]:
@@ -28,8 +37,8 @@ def mentions(forms: Sequence[Form]) -> set[str]:
     return found
 
 
-def unread(form: Form) -> Iterator[tuple[Symbol, str]]:
-    """Names bound within `form` that nothing in their reach mentions, and what they are."""
+def unread(form: Form) -> Iterator[Unread]:
+    """Names bound within `form` that nothing in their reach mentions."""
     if not isinstance(form, List | Vector):
         return
     head = form.items[0] if form.items and isinstance(form, List) else None
@@ -44,7 +53,7 @@ def unread(form: Form) -> Iterator[tuple[Symbol, str]]:
         yield from unread(item)
 
 
-def _of_let(bindings: Sequence[Form], body: Sequence[Form]) -> Iterator[tuple[Symbol, str]]:
+def _of_let(bindings: Sequence[Form], body: Sequence[Form]) -> Iterator[Unread]:
     """A name reaches up to the value of its next binding, or to the end of the body.
 
     The parts of a pattern are left alone: they name what a vector holds, needed or not.
@@ -59,10 +68,10 @@ def _of_let(bindings: Sequence[Form], body: Sequence[Form]) -> Iterator[tuple[Sy
             else:
                 reach += body
             if symbol.name not in mentions(reach):
-                yield symbol, "bound"
+                yield Unread(symbol, bindings[index + 1])
 
 
-def _of_parameters(parameters: List, body: Sequence[Form]) -> Iterator[tuple[Symbol, str]]:
+def _of_parameters(parameters: List, body: Sequence[Form]) -> Iterator[Unread]:
     """Plain parameters and keywords; a default, or a declared type, may read a parameter as well."""
     keyed = False
     for index, item in enumerate(parameters.items):
@@ -74,7 +83,7 @@ def _of_parameters(parameters: List, body: Sequence[Form]) -> Iterator[tuple[Sym
         reach = [*parameters.items[index + 1 :], *body]
         for symbol in _bound(named.items[0] if isinstance(named, List) and named.items else named):
             if symbol.name not in mentions(reach):
-                yield symbol, "a parameter"
+                yield Unread(symbol, None)
 
 
 def _bound(pattern: Form) -> Iterator[Symbol]:

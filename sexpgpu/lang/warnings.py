@@ -5,7 +5,7 @@ Flow: `load` asks at the end, when the run is known.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from sexpgpu.data import Arrays, BatchSource, Loader, Mixture, Rows, Zipped
 from sexpgpu.data.views import resolve
@@ -21,26 +21,12 @@ LARGE = 30_000_000
 """Parameters from which a file wants a variant `smoke`."""
 
 
-def unreached_parameters(world: World, run: Run) -> Iterator[Diagnostic]:
-    """Parameters that no loss depends on, those of one form together."""
-    moved = {name for update in run.updates for name in update.rules}
-    seen = {n.removeprefix("slot:") for update in run.updates for n in update.objective.reads}
-    by_place: dict[Span | None, list[str]] = {}
-    for name, parameter in world.parameters.items():
-        if name not in moved and name not in seen:
-            by_place.setdefault(parameter.span, []).append(name)
-    for span, names in by_place.items():
-        listed = ", ".join(f"`{name}`" for name in names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")
-        what = "parameter" if len(names) == 1 else "parameters"
-        yield Diagnostic(
-            "W-PARAM-001", f"no loss reaches the {what} {listed}", span,
-            (Label(span, "made here, and never trained"),) if span is not None else (),
-            ("use what this gives in a loss, or remove it",),
-        )  # fmt: skip
+def unread_names(module: Module, source: Source, world: World, run: Run) -> Iterator[Diagnostic]:
+    """Definitions, bindings and parameters that nothing reads, and parameters of the model that no loss reaches.
 
-
-def unused_names(module: Module, source: Source) -> Iterator[Diagnostic]:
-    """Definitions, bindings and parameters of the file itself that nothing reads."""
+    A binding that nothing reads is one mistake, also where its value makes parameters.
+    """
+    unreached = _unreached(world, run)
     by_command = (module.runs, module.evaluations, module.generators)
     for name, span in module.spans.items():
         if span.source is source and name not in module.mentioned and not any(name in t for t in by_command):
@@ -48,16 +34,46 @@ def unused_names(module: Module, source: Source) -> Iterator[Diagnostic]:
                              help=("remove it, or use it",))  # fmt: skip
     for form in read(source).forms:
         metric = isinstance(form, List) and isinstance(form.items[0], Symbol) and form.items[0].name == "defmetric"
-        for symbol, what in unread(form):
-            if what == "bound":
-                yield Diagnostic("W-NAME-001", f"`{symbol.name}` is bound, but nothing below reads it", symbol.span,
-                                 help=("read it, or remove the binding",))  # fmt: skip
+        for found in unread(form):
+            name, span = found.symbol.name, found.symbol.span
+            if found.value is not None:
+                made = [p for p in unreached if p is not None and _within(p, found.value.span)]
+                lost = _listed([name for place in made for name in unreached.pop(place)])
+                notes = (f"so {lost} are never trained",) if made else ()
+                yield Diagnostic("W-NAME-001", f"`{name}` is bound, but nothing below reads it", span,
+                                 help=("read it, or remove the binding",), notes=notes)  # fmt: skip
             elif metric:
-                yield Diagnostic("W-DATA-001", f"the metric takes the field `{symbol.name}` and never reads it",
-                                 symbol.span, help=("read it, or take it out of the parameters",))  # fmt: skip
+                yield Diagnostic("W-DATA-001", f"the metric takes the field `{name}` and never reads it", span,
+                                 help=("read it, or take it out of the parameters",))  # fmt: skip
             else:
-                yield Diagnostic("W-NAME-001", f"`{symbol.name}` is a parameter, but its function never reads it",
-                                 symbol.span, help=("read it, or take it out of the parameters",))  # fmt: skip
+                yield Diagnostic("W-NAME-001", f"`{name}` is a parameter, but its function never reads it", span,
+                                 help=("read it, or take it out of the parameters",))  # fmt: skip
+    for place, names in unreached.items():
+        what = "parameter" if len(names) == 1 else "parameters"
+        yield Diagnostic(
+            "W-PARAM-001", f"no loss reaches the {what} {_listed(names)}", place,
+            (Label(place, "made here, and never trained"),) if place is not None else (),
+            ("use what this gives in a loss, or remove it",),
+        )  # fmt: skip
+
+
+def _unreached(world: World, run: Run) -> dict[Span | None, list[str]]:
+    """Parameters that no loss depends on, by the place that makes them."""
+    moved = {name for update in run.updates for name in update.rules}
+    seen = {n.removeprefix("slot:") for update in run.updates for n in update.objective.reads}
+    by_place: dict[Span | None, list[str]] = {}
+    for name, parameter in world.parameters.items():
+        if name not in moved and name not in seen:
+            by_place.setdefault(parameter.span, []).append(name)
+    return by_place
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:4]) + (f" and {len(names) - 4} more" if names[4:] else "")
+
+
+def _within(inner: Span, outer: Span) -> bool:
+    return inner.source is outer.source and outer.start <= inner.start and inner.end <= outer.end
 
 
 def unread_fields(
@@ -74,7 +90,7 @@ def unread_fields(
             read_by.setdefault(update.loader, []).append(update.objective)
     for evaluation in evaluations:
         read_by.setdefault(evaluation.loader, []).extend(evaluation.objectives)
-    taken = {p.name for metric in module.metrics.values() for p in metric.parameters}
+    taken = {p.name.rpartition(".")[2] for metric in module.metrics.values() for p in metric.parameters}
     told: set[tuple[int, str]] = set()
     for name, objectives in read_by.items():
         span, loader = module.loaders[name].span, loaders[name]
@@ -87,7 +103,7 @@ def unread_fields(
                 yield Diagnostic("W-DATA-001", f"no metric reads a field of {whose}", span, help=(help,))
         for prefix, arrays in _arrays(loader):
             for field, (dtype, _) in arrays.schema.items():
-                if dtype == "bool" and not taken & {field, prefix + field} and (id(arrays), field) not in told:
+                if dtype == "bool" and field not in taken and (id(arrays), field) not in told:
                     told.add((id(arrays), field))
                     yield Diagnostic(
                         "W-DATA-001", f"no metric reads the field `{field}` of the loader `{name}`, a mask", span,

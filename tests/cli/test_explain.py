@@ -113,3 +113,22 @@ def test_json_lines_have_the_keys_that_are_documented(folder: Path) -> None:
             assert all(f"`{key}`" in manual for key in (*record, *(place or {})))
     only = invoke("check", "gone.sx", "--format", "json")
     assert json.loads(only.output)["span"] is None and json.loads(only.output)["code"] == "E-READ-001"
+
+
+VARIANTS = """(def width 12)
+(def heads 4)
+(defvariant small (width 6))
+(defvariant odd (width 6) (heads 4))
+(defvariant bad (heads 0))
+(defvariant fine (width 8))
+(defmetric loss () (mean (square (param w (f32 (/ width heads)) 1.0))))
+(defrun go :loss loss :optimizer (sgd :rate 0.1) :steps 3)
+"""
+
+
+def test_a_mistake_that_several_variants_have_is_told_once(folder: Path) -> None:
+    (folder / "variants.sx").write_text(VARIANTS, "utf-8")
+    errors = invoke("check", "variants.sx").stderr
+    assert errors.count("E-TYPE-008: 6 / 4") == 1 and "variants `small`, `odd`" in errors
+    assert errors.count("E-TYPE-008: division by zero") == 1 and "the variant `bad`" in errors
+    assert "`fine`" not in errors
