@@ -52,6 +52,7 @@ SPECIAL_FORMS: Mapping[str, Entry] = {
         "NEW at step 1 and at multiples of n, else OLD; in a run, what is due then",
         ("keep",),
     ),
+    "recompute": Entry("(recompute BODY)", "a body whose values the backward pass computes again"),
     "error": Entry('(error "…")', "stops, and blames whoever calls the function"),
     "warning": Entry('(warning "…")', "warns whoever calls the function"),
     "scan": Entry(
@@ -102,9 +103,6 @@ TOP_LEVEL_FORMS: Mapping[str, Entry] = {
     ),
     "defrun": Entry("(defrun NAME :loss L :optimizer O :steps n)", "a run", RUN_KEYS),
 }
-
-SOURCE_KEYWORDS = {"text": ("by",), "tokens": ("vocabulary",), "arrays": ()}
-"""Kinds of data and their keywords."""
 
 AMBIENT: Mapping[str, str] = {
     "none": "no value",

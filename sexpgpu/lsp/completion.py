@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sexpgpu.lang.sources import KINDS
 from sexpgpu.lsp.analysis import Project
 from sexpgpu.lsp.catalogue import (
-    SOURCE_KEYWORDS,
     SPECIAL_FORMS,
     TOP_LEVEL_FORMS,
     documentation,
@@ -96,8 +96,8 @@ def _keywords(head: str, place: _Place, environment: Environment) -> dict[str, s
         if head in ("next", "propose"):
             found = {name: carry.kind for name, carry in (environment.carries or {}).items()}
         found.update(dict.fromkeys(SPECIAL_FORMS[head].keywords, ""))
-    elif head in SOURCE_KEYWORDS:
-        found = dict.fromkeys(SOURCE_KEYWORDS[head], "")
+    elif head in KINDS:
+        found = dict.fromkeys(KINDS[head], "")
     repeated = {"emit"} if head == "next" else set()
     return {key: value for key, value in found.items() if key not in given or key in repeated}
 

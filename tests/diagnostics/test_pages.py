@@ -66,10 +66,15 @@ def a_machine_without_memory(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(cpu_session.np, "empty", refuse)
 
 
+def an_installation_without_pygls(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(sys.modules, "pygls", None)
+
+
 STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-DEV-001": a_machine_without_a_card,
     "E-DEV-002": a_machine_without_a_card,
     "E-DEV-004": a_card,
+    "E-LSP-001": an_installation_without_pygls,
     "E-MEM-001": a_machine_of_two_cores,
     "E-MEM-003": a_card_that_is_full,
     "E-MEM-004": a_machine_without_memory,

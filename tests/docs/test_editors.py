@@ -11,6 +11,7 @@ import pytest
 from sexpgpu import __version__
 from sexpgpu.lang.builtins import BUILTINS
 from sexpgpu.lang.loops import LOOPS
+from sexpgpu.lang.recompute import RECOMPUTE
 from sexpgpu.lang.special import SPECIALS
 from sexpgpu.lang.toplevel import FORMS
 
@@ -50,7 +51,7 @@ def compiled():
 @pytest.mark.parametrize(
     "scope, words",
     [
-        ("keyword.control.sexpgpu", [*SPECIALS, *LOOPS]),
+        ("keyword.control.sexpgpu", [*SPECIALS, *LOOPS, *RECOMPUTE]),
         ("keyword.control.definition.sexpgpu", FORMS),
         ("support.function.sexpgpu", BUILTINS),
     ],

@@ -8,9 +8,10 @@ import pytest
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.lang.loops import LOOPS
+from sexpgpu.lang.sources import KINDS
 from sexpgpu.lang.special import SPECIALS
 from sexpgpu.lang.toplevel import FORMS
-from sexpgpu.lsp.catalogue import SOURCE_KEYWORDS, SPECIAL_FORMS, TOP_LEVEL_FORMS, documentation, signature
+from sexpgpu.lsp.catalogue import SPECIAL_FORMS, TOP_LEVEL_FORMS, documentation, signature
 from sexpgpu.lsp.names import library
 
 
@@ -43,13 +44,14 @@ def test_the_keywords_of_a_form_are_those_that_it_takes(head: str, tmp_path: Pat
     assert re.findall(r":([\w-]+)", found.help[0]) == list(entry.keywords) or not entry.keywords
 
 
-@pytest.mark.parametrize("kind", SOURCE_KEYWORDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_keywords_of_data(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "a.sx"
     path.write_text(f'(defdata c ({kind} "p" :zzz 1))', "utf-8")
     with pytest.raises(DiagnosticError) as error:
         load_experiment(path)
-    assert re.findall(r":([\w-]+)", error.value.diagnostics[0].help[0]) == list(SOURCE_KEYWORDS[kind])
+    found = next(d for d in error.value.diagnostics if d.code == "E-FORM-003")
+    assert re.findall(r":([\w-]+)", found.help[0]) == list(KINDS[kind]) or not KINDS[kind]
 
 
 def test_every_name_of_the_language_has_a_signature_and_those_of_the_library_a_text() -> None:
