@@ -48,12 +48,12 @@ class Block(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
-        self.when = linear(width, width)
+        self.time = linear(width, width)
         self.up = linear(width, width)
         self.down = linear(width, width, zero=True)
 
-    def forward(self, h: torch.Tensor, when: torch.Tensor) -> torch.Tensor:
-        y = F.silu(self.norm(h) + self.when(when))
+    def forward(self, h: torch.Tensor, time: torch.Tensor) -> torch.Tensor:
+        y = F.silu(self.norm(h) + self.time(time))
         return h + self.down(F.silu(self.up(y)))
 
 
@@ -70,10 +70,10 @@ class Denoiser(nn.Module):
     def forward(self, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         """Noise (b 64) in pictures (b 64) of stages t (b)."""
         turn = t.unsqueeze(1) * self.pace
-        when = F.silu(self.time(torch.cat([turn.sin(), turn.cos()], dim=1)))
+        time = F.silu(self.time(torch.cat([turn.sin(), turn.cos()], dim=1)))
         h = self.input(x)
         for block in self.blocks:
-            h = block(h, when)
+            h = block(h, time)
         return self.output(self.norm(h))
 
 
@@ -129,14 +129,13 @@ def draw(model: Denoiser, trips: int, num: int = 128) -> torch.Tensor:
     x = torch.randn(num, 64)
     for trip in range(trips):
         t = torch.tensor(float(trips - trip))
-        keep, before = signal(t, trips), signal(t - 1, trips)
-        ratio = keep / before
-        clean = (x - (1 - keep).sqrt() * model(x, t.expand(num))) / keep.sqrt()
-        clean = clean.clamp(-1, 1)
-        mean = (before.sqrt() * (1 - ratio) * clean + ratio.sqrt() * (1 - before) * x) / (1 - keep)
-        deviation = ((1 - ratio) * (1 - before) / (1 - keep)).sqrt()
-        x = mean + deviation * torch.randn_like(x)
-    return (x + 1) / 2
+        keep, more = signal(t, trips), signal(t - 1, trips)
+        noise = model(x, t.expand(num))
+        clean = ((x - (1 - keep).sqrt() * noise) / keep.sqrt()).clamp(-1, 1)
+        noise = (x - keep.sqrt() * clean) / (1 - keep).sqrt()
+        anew = (1 - more) / (1 - keep) * (1 - keep / more)
+        x = more.sqrt() * clean + (1 - more - anew).sqrt() * noise + anew.sqrt() * torch.randn_like(x)
+    return (clean + 1) / 2
 
 
 def save_pictures(path: Path, pictures: torch.Tensor, columns: int = 16, scale: int = 7) -> None:
