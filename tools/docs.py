@@ -1,5 +1,5 @@
-"""Writes the generated pages of the manual: docs/errors.md, from the table of codes, and docs/reference/, from the
-definitions of operations and forms.
+"""Writes the generated pages of the manual: docs/errors.md, from the table of codes, docs/reference/, from the
+definitions of operations and forms, and docs/gallery.md, from the examples.
 
 python tools/docs.py            writes them
 python tools/docs.py --check    exits with 1 if one is not what would be written
@@ -8,6 +8,8 @@ python tools/docs.py --check    exits with 1 if one is not what would be written
 import sys
 from pathlib import Path
 
+from gallery import PAGE as GALLERY
+from gallery import gallery_page
 from reference import reference
 
 from sexpgpu.diagnostics.codes import CODES, Code
@@ -75,7 +77,8 @@ def _cell(text: str) -> str:
 
 def generated() -> dict[Path, str]:
     """The text of every generated page, by its path."""
-    return {PAGE: errors_page(), **{DOCS / "reference" / name: text for name, text in reference().items()}}
+    entries = {DOCS / "reference" / name: text for name, text in reference().items()}
+    return {PAGE: errors_page(), GALLERY: gallery_page(), **entries}
 
 
 def stale(pages: dict[Path, str]) -> list[Path]:

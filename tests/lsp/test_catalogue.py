@@ -8,6 +8,7 @@ import pytest
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.lang.loops import LOOPS
+from sexpgpu.lang.recompute import RECOMPUTE
 from sexpgpu.lang.sources import KINDS
 from sexpgpu.lang.special import SPECIALS
 from sexpgpu.lang.toplevel import FORMS
@@ -16,7 +17,7 @@ from sexpgpu.lsp.names import library
 
 
 def test_every_form_has_an_entry_and_no_other_has() -> None:
-    assert set(SPECIAL_FORMS) == {*SPECIALS, *LOOPS}
+    assert set(SPECIAL_FORMS) == {*SPECIALS, *LOOPS, *RECOMPUTE}
     assert set(TOP_LEVEL_FORMS) == set(FORMS)
 
 
