@@ -1,4 +1,4 @@
-"""Writes the generated pages of the manual: docs/errors.md, from the table of codes.
+"""Writes the generated pages of the manual: docs/errors.md, from the table of codes, and docs/gallery.md.
 
 python tools/docs.py            writes them
 python tools/docs.py --check    exits with 1 if one is not what would be written
@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 from sexpgpu.diagnostics.codes import CODES, Code
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tools import gallery
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "errors.md"
 HEAD = """# Errors
@@ -40,10 +43,11 @@ def _cell(text: str) -> str:
 
 
 def main() -> int:
-    page = errors_page()
+    pages = {PAGE: errors_page(), gallery.PAGE: gallery.gallery_page()}
     if "--check" in sys.argv[1:]:
-        return 0 if PAGE.is_file() and PAGE.read_text("utf-8") == page else 1
-    PAGE.write_text(page, "utf-8")
+        return 0 if all(path.is_file() and path.read_text("utf-8") == text for path, text in pages.items()) else 1
+    for path, text in pages.items():
+        path.write_text(text, "utf-8")
     return 0
 
 
