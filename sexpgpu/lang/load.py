@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib import resources
@@ -326,7 +327,24 @@ class _Loading(FormReader):
             self.el, declared.name, keys, self._scope(declared), declared.keyed, declared.plain[1:], declared.span,
             self._weights(declared),
         )  # fmt: skip
-        return GeneratorGraphs(**{**{f: getattr(graphs, f) for f in graphs.__dataclass_fields__}, "show": show})
+        if show == "image":
+            self._check_pictures(graphs, declared)
+        return replace(graphs, show=show)
+
+    def _check_pictures(self, graphs: GeneratorGraphs, declared: Declared) -> None:
+        """What a generator shows last must be pictures."""
+        shown = graphs.carries[-1][1] if graphs.carries else None
+        if graphs.trip is not None and graphs.num_emitted:
+            emitted = graphs.trip.output(f"emit:{graphs.num_emitted - 1}").type
+            at = graphs.axis % (len(emitted.shape) + 1)
+            shown = replace(emitted, shape=(*emitted.shape[:at], graphs.num_trips, *emitted.shape[at:]))
+        match shown.shape if shown is not None else ():
+            case (_, _, _) | (_, _, _, 1 | 3) as shape if 0 not in shape:
+                return
+            case (n, places) if n > 0 and places > 0 and math.isqrt(places) ** 2 == places:
+                return
+        self._fail("E-TYPE-006", f"`:show image` shows pictures, not {shown or 'nothing'}", declared.keyed["show"].span,
+                   help="the last value is (n h w), (n h w 1), (n h w 3), or (n h·h) for square pictures")  # fmt: skip
 
     def _takes_values(self, declared: Declared) -> bool:
         """Whether a generator has positional arguments, which only a loss can give."""

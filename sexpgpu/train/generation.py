@@ -16,6 +16,7 @@ from sexpgpu.lang.experiment import Experiment, GeneratorGraphs
 from sexpgpu.train.faults import stop_on_faults
 from sexpgpu.train.files import explaining
 from sexpgpu.train.keys import stream_key
+from sexpgpu.train.pictures import save_pictures
 from sexpgpu.train.schedule import HostSchedule
 
 CHUNK = 32
@@ -141,24 +142,8 @@ def save_sample(folder: Path, generator: GeneratorGraphs, sample: Sample, step: 
         last = (sample.emitted or sample.carries)[-1]
         if generator.show == "image":
             path = folder / f"{stem}.png"
-            _save_images(path, last)
+            save_pictures(path, last)
             return path
         path = folder / f"{stem}.npz"
         np.savez(path, **{f"value-{i}": v for i, v in enumerate((*sample.carries, *sample.emitted))})  # type: ignore[arg-type]
         return path
-
-
-def _save_images(path: Path, images: Array) -> None:
-    """Pictures (n h w), (n h w 1) or (n h w 3) with values from 0 to 1, side by side."""
-    from PIL import Image
-
-    pictures = np.asarray(images, np.float32)
-    if pictures.ndim == 2:
-        side = round(pictures.shape[1] ** 0.5)
-        pictures = pictures.reshape(-1, side, side) if side * side == pictures.shape[1] else pictures[None]
-    if pictures.ndim == 4 and pictures.shape[-1] == 1:
-        pictures = pictures[..., 0]
-    row = np.concatenate(list(pictures), axis=1)
-    pixels = (np.clip(np.nan_to_num(row), 0, 1) * 255).round().astype(np.uint8)
-    scale = max(1, 128 // row.shape[0])
-    Image.fromarray(pixels.repeat(scale, 0).repeat(scale, 1)).save(path)

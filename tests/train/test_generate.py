@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from sexpgpu.train.generation import CHUNK, Sample, run_generator, save_sample, shows_as_it_comes
+from sexpgpu.train.pictures import sheet
 from tests.train.trial import Trial, open_trial
 
 HEAD = """
@@ -147,10 +148,23 @@ def test_pictures_and_arrays_are_saved(tmp_path: Path) -> None:
 (defgenerator numbers () [(zeros (f32 2)) 3])
 """
     with open_generators(tmp_path, text) as trial:
-        for name, shape in (("pictures", (128, 384)), ("flat", (128, 256)), ("colours", (128, 256, 3))):
+        for name, shape in (("pictures", (128, 416)), ("flat", (128, 272)), ("colours", (128, 272, 3))):
             path = save_sample(tmp_path / "s", trial.experiment.generators[name], generate(trial, name), 1)
             with Image.open(path) as image:
                 assert np.asarray(image).shape == shape, name
         path = save_sample(tmp_path / "s", trial.experiment.generators["numbers"], generate(trial, "numbers"), 1)
         with np.load(path) as saved:
             assert sorted(saved.files) == ["value-0", "value-1"] and saved["value-1"] == 3
+
+
+def test_a_sheet_has_rows_of_sixteen_pictures() -> None:
+    shown = np.linspace(0, 1, 20, dtype=np.float32)[:, None, None] * np.ones((20, 8, 8), np.float32)
+    page = sheet(shown)
+    scale = 1024 // (16 * 9 - 1)
+    assert page.shape == ((2 * 9 - 1) * scale, (16 * 9 - 1) * scale)
+    small = page[::scale, ::scale]
+    for index in (0, 15, 16, 19):
+        top, left = index // 16 * 9, index % 16 * 9
+        assert np.all(small[top : top + 8, left : left + 8] == round(255 * index / 19))
+    assert np.all(small[8] == 64) and np.all(small[9:, 4 * 9 :] == 64)
+    assert sheet(np.full((1, 4), np.nan)).max() == 0
