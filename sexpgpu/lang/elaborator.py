@@ -41,10 +41,6 @@ MAX_SIZE = 2**48
 
 DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical", "permutation")
 """Operations whose `:name` is a part of the path that their bits depend on."""
-LATER = frozenset((
-    "recompute",
-))  # fmt: skip
-"""Names of the language reference that this version does not have."""
 _ARITY_HELP = {
     "max": "(maximum x y) is elementwise, (max x :axis a) reduces",
     "min": "(minimum x y) is elementwise, (min x :axis a) reduces",
@@ -139,8 +135,6 @@ class Elaborator:
         except KeyError:
             if name in self.specials:
                 self.fail("E-FORM-001", f"`{name}` is a form, not a value: write ({name} …)", symbol.span)
-            if name in LATER:
-                self.fail("E-NAME-001", f"`{name}` belongs to a later version of the language", symbol.span)
             near = nearest(name, [*scope.visible(), *self.specials])
             there = self.defined.get(near) if near else None
             labels = [Label(there, f"`{near}` is defined here")] if there is not None else []

@@ -42,9 +42,9 @@ class StateRule:
 
 @dataclass(frozen=True, eq=False)
 class InnerGenerator:
-    """A generator that a loss calls, before its own graph runs.
+    """A generator that a metric calls, before its own graph runs.
 
-    arguments: the slice of the loss that computes what it is given; start and trip read that from slots. Outputs of
+    arguments: the slice of the metric that computes what it is given; start and trip read that from slots. Outputs of
     the three are named after the slots they fill; what a trip emits fills one entry of a slot. num_trips 0 with no
     trip: the outputs of `start` are the value.
     """

@@ -1,6 +1,7 @@
-"""A generator that a loss calls: it runs before the training graph, which reads what came out as constants.
+"""A generator that a metric calls, as a loss or in an evaluation: it runs before the metric's graph, which reads what
+came out as constants.
 
-The arguments are computed by the loss; the slice of its graph that feeds them runs in the earlier phase too, with the
+The arguments are computed by the metric; the slice of its graph that feeds them runs in the earlier phase too, with the
 same keys and hence the same bits.
 """
 
@@ -29,11 +30,12 @@ def call_generator(
     el: Elaborator, module: Module, declared: Declared, positional: tuple[Any, ...], keywords: dict[str, Any],
     span: Span, bound: str | None,
 ) -> Any:  # fmt: skip
-    """The value of a generator in the loss that is being recorded. Raises DiagnosticError."""
+    """The value of a generator in the metric that is being recorded. Raises DiagnosticError."""
     outer = el.require_trace()
     if outer.effects_refused or not outer.calls_generators:
-        place = outer.effects_refused or "an evaluation"
-        el.fail("E-CALL-001", f"the generator `{declared.name}` is called in {place}; only a loss may call one", span)
+        place = outer.effects_refused or "`recompute`"
+        el.fail("E-CALL-001", f"the generator `{declared.name}` is called in {place}; only a loss or a metric of an "
+                "evaluation may call one", span, help="call it outside, and use its value here")  # fmt: skip
     return _Call(el, module, declared, outer, span, bound).value(positional, keywords)
 
 
@@ -49,7 +51,7 @@ class _Call:
         self.name = f"{declared.name}.{len(outer.generators)}"
         self.label = f"{declared.name}={bound}" if bound else declared.name
         form = declared.keyed.get("weights")
-        weights = None if form is None else weights_name(el, el.eval(form, self.scope), form)
+        weights = outer.ambient.weights if form is None else weights_name(el, el.eval(form, self.scope), form)
         self.ambient = Ambient(training=False, weights=weights)
 
     def slot(self, what: str, index: int) -> str:

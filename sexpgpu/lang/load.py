@@ -40,6 +40,7 @@ from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.loops import LOOPS
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
+from sexpgpu.lang.recompute import RECOMPUTE
 from sexpgpu.lang.scope import Lazy, Poisoned, Scope
 from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
@@ -145,7 +146,7 @@ class _Loading(FormReader):
     def __init__(self, source: Source, path: Path, settings: dict[str, str], variant: str | None) -> None:
         self.source = source
         self.path = path
-        el = Elaborator({**SPECIALS, **LOOPS})
+        el = Elaborator({**SPECIALS, **LOOPS, **RECOMPUTE})
         library = Module(Scope(_base_scope()), path.parent)
         for text in _library_sources():
             wrong = declare(el, library, text)

@@ -6,11 +6,11 @@ Each takes the elaborator, the whole form and the scope; parts are evaluated as 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sexpgpu.diagnostics import Label, nearest
 from sexpgpu.ir.graph import Graph, Value, reachable
-from sexpgpu.ir.program import SLOT
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.arithmetic import arithmetic, broadcast_to, where
 from sexpgpu.lang.averages import weights_name
@@ -454,13 +454,19 @@ def _measure(el: Elaborator, form: List, scope: Scope) -> None:
     reduce = _reducer(el, keyed, tensor.type)
     every = _due_every(el, keyed["every"], scope) if "every" in keyed else 1
     after = host_function(el, el.eval(keyed["after"], scope), form.span) if "after" in keyed else None
-    before = trace.measures.get(path)
+    record_measure(el, trace, Measured(path, tensor, weight, reduce, every, after, el.place(form.span)), form.span)
+
+
+def record_measure(el: Elaborator, trace: Trace, made: Measured, span: Span) -> None:
+    """Add a measure to a trace, folded with one of its path that is there."""
+    before = trace.measures.get(made.path)
     if before is not None:
-        if (before.reduce, before.every, before.value.type) != (reduce, every, tensor.type):
-            el.fail("E-STATE-001", f"the measure `{path}` is made twice, differently", form.span,
+        if (before.reduce, before.every, before.value.type) != (made.reduce, made.every, made.value.type):
+            el.fail("E-STATE-001", f"the measure `{made.path}` is made twice, differently", span,
                     labels=[Label(before.span, "the other")])  # fmt: skip
-        tensor, weight = _together(trace, before, tensor, weight)
-    trace.measures[path] = Measured(path, tensor, weight, reduce, every, after, el.place(form.span))
+        value, weight = _together(trace, before, made.value, made.weight)
+        made = replace(made, value=value, weight=weight)
+    trace.measures[made.path] = made
 
 
 def _together(trace: Trace, before: Measured, value: Value, weight: Value | None) -> tuple[Value, Value | None]:
@@ -493,9 +499,8 @@ def _set_state(el: Elaborator, form: List, scope: Scope) -> None:
         el.fail("E-FORM-001", "this form is (set-state STATE V)", form.span)
     trace = _effect_trace(el, form, "set-state")
     target = el.eval(plain[0], scope)
-    slot = str(target.node.attrs["name"]) if isinstance(target, Value) and target.node.op == "input" else ""
-    name = slot.removeprefix(SLOT)
-    if name not in el.world.states:
+    name = trace.slot_name(target) if isinstance(target, Value) else None
+    if name is None or name not in el.world.states:
         el.fail("E-STATE-001", f"`set-state` sets what `state` gave, not {kind_of(target)}", plain[0].span)
     state = el.world.states[name]
     tensor = el.tensor(el.eval(plain[1], scope), state.type.dtype)
@@ -506,27 +511,33 @@ def _set_state(el: Elaborator, form: List, scope: Scope) -> None:
         for key in keyed:
             el.fail("E-STATE-001", f"`:{key}` has no meaning for the lane `{name}`, which is never folded",
                     keyed[key].span, help="what `state` gave is the old value of this microbatch")  # fmt: skip
-        if name in trace.state_sets:
-            el.fail("E-STATE-001", f"the lane `{name}` is set twice in one call", form.span,
-                    labels=[Label(trace.state_sets[name].span, "set here first")])  # fmt: skip
-        trace.state_sets[name] = StateSet(name, tensor, "last", None, el.place(form.span))
-        return
-    reduce = _reducer(el, keyed, state.type)
-    using = _using_graph(el, state.type, el.eval(keyed["using"], scope), form.span) if "using" in keyed else None
-    count = 1
-    before = trace.state_sets.get(name)
+        made = StateSet(name, tensor, "last", None, el.place(form.span))
+    else:
+        reduce = _reducer(el, keyed, state.type)
+        using = _using_graph(el, state.type, el.eval(keyed["using"], scope), form.span) if "using" in keyed else None
+        made = StateSet(name, tensor, reduce, using, el.place(form.span))
+    record_state(el, trace, made, form.span)
+
+
+def record_state(el: Elaborator, trace: Trace, made: StateSet, span: Span) -> None:
+    """Add what a state is set to, folded with what it is set to already."""
+    name, before = made.name, trace.state_sets.get(made.name)
     if before is not None:
-        if before.reduce != reduce or (before.using is None) != (using is None):
-            el.fail("E-STATE-001", f"the state `{name}` is set twice, differently", form.span,
+        if el.world.states[name].lane:
+            el.fail("E-STATE-001", f"the lane `{name}` is set twice in one call", span,
+                    labels=[Label(before.span, "set here first")])  # fmt: skip
+        if before.reduce != made.reduce or (before.using is None) != (made.using is None):
+            el.fail("E-STATE-001", f"the state `{name}` is set twice, differently", span,
                     labels=[Label(before.span, "the other")])  # fmt: skip
-        count = before.count + 1
-        if reduce == "mean":
-            earlier = trace.builder.scale(before.value, before.count) if before.count > 1 else before.value
-            tensor = trace.builder.scale(trace.builder.add(earlier, tensor), 1.0 / count)
-        elif reduce != "last":
-            op = {"sum": "add", "max": "maximum", "min": "minimum"}[reduce]
-            tensor = trace.builder.op(op, before.value, tensor)
-    trace.state_sets[name] = StateSet(name, tensor, reduce, using, el.place(form.span), count)
+        b, value, count = trace.builder, made.value, before.count + made.count
+        if made.reduce == "mean":
+            parts = [b.scale(s.value, s.count) if s.count > 1 else s.value for s in (before, made)]
+            value = b.scale(b.add(*parts), 1.0 / count)
+        elif made.reduce != "last":
+            op = {"sum": "add", "max": "maximum", "min": "minimum"}[made.reduce]
+            value = b.op(op, before.value, value)
+        made = replace(made, value=value, count=count)
+    trace.state_sets[name] = made
 
 
 def _using_graph(el: Elaborator, type: TensorType, function: Any, span: Span) -> Graph:

@@ -201,20 +201,27 @@ class Trace:
         """Which trip of the loops around this is running; None outside of loops."""
         return self.trip
 
+    def slot_name(self, value: Value) -> str | None:
+        """The slot whose contents `value` is; None of any other value."""
+        name = str(value.node.attrs["name"]) if value.node.op == "input" else ""
+        return name.removeprefix(SLOT) if name.startswith(SLOT) else None
+
 
 class BodyTrace(Trace):
-    """The body of a run-time loop: a graph of its own, whose storage, feeds and draws are those around it.
+    """The body of a run-time loop or of `recompute`: a graph of its own, whose storage, feeds and draws are those
+    around it.
 
     A tensor from outside is captured: it becomes an input `kN` of the body. captured: outer value to input.
+    count: makes the number of the trip; None where the body runs once. refused: why there are no effects inside.
     """
 
-    def __init__(self, outer: Trace, what: str) -> None:
+    def __init__(self, outer: Trace, refused: str | None) -> None:
         super().__init__(outer.world, outer.ambient, outer.name)
         self.outer = outer
         self.builder.origin = outer.builder.origin
         self.scope, self.draws = outer.scope, outer.draws
         self.created = outer.created
-        self.params_refused, self.effects_refused = outer.params_refused, what
+        self.params_refused, self.effects_refused = outer.params_refused, refused
         self._sites = outer._sites
         self.captured: dict[Value, Value] = {}
         self.count: Callable[[], Value] | None = None
@@ -241,10 +248,19 @@ class BodyTrace(Trace):
         """An argument of the call."""
         return self._capture(self.outer.feed(name, type))
 
-    def place(self) -> Value:
+    def place(self) -> Value | None:
         """The loop's own count, and what the loops around it have gone through before."""
-        assert self.count is not None, self.name
-        own, around = self.count(), self.outer.place()
+        around = self.outer.place()
+        if self.count is None:
+            return None if around is None else self._capture(around)
+        own = self.count()
         if around is None:
             return own
         return self.builder.add(self.builder.scale(self._capture(around), self.length), own)
+
+    def slot_name(self, value: Value) -> str | None:
+        """The slot whose contents `value` is, here or around; None of any other value."""
+        if not self.owns(value):
+            return self.outer.slot_name(value)
+        outside = [outer for outer, inner in self.captured.items() if inner is value]
+        return self.outer.slot_name(outside[0]) if outside else None

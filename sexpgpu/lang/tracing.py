@@ -36,7 +36,7 @@ def trace_objective(
     """
     trace = Trace(el.world, Ambient(training=training, weights=weights), name)
     trace.draws = (metric.name,)
-    trace.calls_generators = training
+    trace.calls_generators = True
     el.trace = trace
     el.stack = []
     try:

@@ -10,6 +10,7 @@ from sexpgpu.ir.program import Program
 from sexpgpu.lang.experiment import Evaluation, Experiment
 from sexpgpu.train.faults import stop_on_faults
 from sexpgpu.train.folds import fold_measures, weighted_mean
+from sexpgpu.train.inner import generator_calls
 from sexpgpu.train.keys import stream_key
 from sexpgpu.train.schedule import HostSchedule
 
@@ -34,22 +35,23 @@ def run_evaluation(
     found: dict[str, Array] = {}
     host = schedule.at(step)
     for index, objective in enumerate(evaluation.objectives):
-        phase = program.phase(f"eval.{evaluation.name}.{index}")
+        owner = f"eval.{evaluation.name}.{index}"
+        order = [*generator_calls(owner, objective.generators), (owner, 0)]
+        phases = {name: program.phase(name) for name, _ in order}
         results = []
         for first in range(0, num_batches, CHUNK):
             calls = []
             for m in range(first, min(first + CHUNK, num_batches)):
                 batch = {} if loader is None else loader.batch(m, objective.fields)
-                feeds = {name: host[name] for name in phase.feeds if name in host}
-                feeds.update({f"batch.{k}": v for k, v in batch.items() if f"batch.{k}" in phase.feeds})
-                if "stream" in phase.feeds:
-                    feeds["stream"] = np.asarray(
-                        stream_key(experiment.run.seed, f"eval {evaluation.name}", m)
-                    )
-                calls.append(Call(phase.name, feeds))
-            for outputs in session.run(calls).result():
+                known = {**host, **{f"batch.{name}": value for name, value in batch.items()}}
+                known["stream"] = np.asarray(stream_key(experiment.run.seed, f"eval {evaluation.name}", m))
+                for name, trip in order:
+                    known["trip"] = np.asarray(trip, np.int32)
+                    calls.append(Call(name, {feed: known[feed] for feed in phases[name].feeds}))
+            for call, outputs in zip(calls, session.run(calls).result(), strict=True):
                 stop_on_faults(outputs.faults, f"evaluation `{evaluation.name}` at step {step}")
-                results.append(outputs.results)
+                if call.phase == owner:
+                    results.append(outputs.results)
         value, _ = weighted_mean([r["value"] for r in results], [r["weight"] for r in results])
         found[f"eval/{evaluation.name}/{objective.name}"] = value
         for path, measured in fold_measures(objective, results, 1, objective.measures).items():

@@ -1,33 +1,44 @@
-"""Phases of the generators that a loss calls: they run before each call of the training graph, once for its k
+"""Phases of the generators that a metric calls: they run before each call of its graph, in training once for its k
 microbatches, and leave arguments, carries and what was emitted in slots."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Value
 from sexpgpu.ir.program import FEED, SLOT, Phase, Slot
 from sexpgpu.ir.types import TensorType
-from sexpgpu.lang.experiment import Experiment, InnerGenerator, Update
+from sexpgpu.lang.experiment import Experiment, InnerGenerator
 from sexpgpu.lang.trace import TRIP
-from sexpgpu.train.lanes import lanes_of, read_lanes
+from sexpgpu.train.lanes import lanes_of
 from sexpgpu.transform.passes import FINAL_PASSES, forward_passes, run_passes
 
-
-def phase_name(update: Update, generator: InnerGenerator, part: str) -> str:
-    """`update.U.generate.G.start` or `.trip`."""
-    return f"update.{update.name}.generate.{generator.name}.{part}"
+ReadLanes = Callable[[Builder, Graph], Mapping[str, Value]]
+"""What a graph reads of lane states, by graph input."""
 
 
-def batched_inputs(experiment: Experiment, update: Update, graph: Graph) -> list[str]:
+def generating(owner: str) -> str:
+    """What the names of the phases of its generators begin with; owner: `update.U` or `eval.E.I`."""
+    return f"{owner}.generate."
+
+
+def generator_calls(owner: str, generators: Sequence[InnerGenerator]) -> Iterator[tuple[str, int]]:
+    """Phases in order, each with its trip."""
+    for generator in generators:
+        yield f"{generating(owner)}{generator.name}.start", 0
+        for trip in range(generator.num_trips):
+            yield f"{generating(owner)}{generator.name}.trip", trip
+
+
+def batched_inputs(experiment: Experiment, generators: Sequence[InnerGenerator], graph: Graph) -> list[str]:
     """The inputs that each microbatch has its own of, beside those of the batch: lanes, and what generators left."""
-    own = {SLOT + slot for g in update.objective.generators for slot, _ in (*g.arguments_of, *g.carries, *g.emits)}
+    own = {SLOT + slot for g in generators for slot, _ in (*g.arguments_of, *g.carries, *g.emits)}
     lanes = [SLOT + state.name for state in lanes_of(experiment, graph)]
     return [*lanes, *(name for name in graph.input_names if name in own)]
 
 
-def read_generated(b: Builder, generators: tuple[InnerGenerator, ...], k: int) -> dict[str, Value]:
+def read_generated(b: Builder, generators: Sequence[InnerGenerator], k: int) -> dict[str, Value]:
     """What generators emitted, by the input that reads it: in its slot the trips come first, even before k."""
     found = {}
     for generator in generators:
@@ -39,48 +50,48 @@ def read_generated(b: Builder, generators: tuple[InnerGenerator, ...], k: int) -
     return found
 
 
-def generator_phases(experiment: Experiment, update: Update, k: int, slots: dict[str, Slot]) -> Iterator[Phase]:
-    """The phases of all generators of an update, and their slots."""
-    for place, generator in enumerate(update.objective.generators):
+def generator_phases(
+    experiment: Experiment, owner: str, generators: Sequence[InnerGenerator], k: int, lanes: ReadLanes,
+    slots: dict[str, Slot],
+) -> Iterator[Phase]:  # fmt: skip
+    """The phases of all generators of a metric, and their slots. owner: see `generating`."""
+    for place, generator in enumerate(generators):
         for slot, type in (*generator.arguments_of, *generator.carries):
             slots[slot] = Slot(slot, _of_k(type, k), "carry", initialised=False)
         for slot, type in generator.emits:
             slots[slot] = Slot(slot, _emit_type(generator, type, k), "carry", initialised=False)
-        earlier = update.objective.generators[:place]
+
+        def outputs(b: Builder, graph: Graph, given: Mapping[str, Value]) -> dict[str, Value]:
+            """The outputs of one graph for k microbatches, by name."""
+            own = [n for n in graph.input_names if n.startswith(FEED + "batch.") or n == FEED + "stream"]
+            batched = [*own, *batched_inputs(experiment, generators, graph)]
+            forward = run_passes(graph, forward_passes(k, batched))
+            names = [name for name, _ in graph.outputs]
+            return dict(zip(names, b.copy(forward, {**lanes(b, graph), **given}), strict=True))
+
         b = Builder()
-        arguments = _outputs(b, experiment, update, generator.arguments, k, read_generated(b, earlier, k))
+        arguments = outputs(b, generator.arguments, read_generated(b, generators[:place], k))
         given = {SLOT + name: value for name, value in arguments.items()}
-        written = arguments | _outputs(b, experiment, update, generator.start, k, given)
+        written = arguments | outputs(b, generator.start, given)
         for slot, _ in generator.emits:
             type = slots[slot].type
             written[slot] = b.constant(False if type.dtype == "bool" else 0.0 if type.is_float else 0, type)
-        yield _finish(phase_name(update, generator, "start"), b, written)
+        yield _finish(f"{generating(owner)}{generator.name}.start", b, written)
         if generator.trip is None:
             continue
         b = Builder()
-        written = _outputs(b, experiment, update, generator.trip, k, {})
+        written = outputs(b, generator.trip, {})
         for slot, _ in generator.emits:
             before = b.input(SLOT + slot, slots[slot].type)
             value = b.cast(written[slot], before.dtype)
             trip = b.input(FEED + "trip", TRIP)
             written[slot] = b.op("scatter", before, trip, value, axis=0, batch=0, fold="set")
-        yield _finish(phase_name(update, generator, "trip"), b, written)
+        yield _finish(f"{generating(owner)}{generator.name}.trip", b, written)
 
 
 def _finish(name: str, b: Builder, written: Mapping[str, Value]) -> Phase:
     outputs = [(SLOT + slot, value) for slot, value in written.items()]
     return Phase(name, run_passes(b.graph(name, outputs), FINAL_PASSES))
-
-
-def _outputs(
-    b: Builder, experiment: Experiment, update: Update, graph: Graph, k: int, given: Mapping[str, Value]
-) -> dict[str, Value]:
-    """The outputs of one graph for k microbatches, by name."""
-    own = [n for n in graph.input_names if n.startswith(FEED + "batch.") or n == FEED + "stream"]
-    batched = [*own, *batched_inputs(experiment, update, graph)]
-    forward = run_passes(graph, forward_passes(k, batched))
-    lanes = read_lanes(b, experiment, lanes_of(experiment, graph), k)
-    return dict(zip([name for name, _ in graph.outputs], b.copy(forward, {**lanes, **given}), strict=True))
 
 
 def _of_k(type: TensorType, k: int) -> TensorType:

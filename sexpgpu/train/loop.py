@@ -24,7 +24,7 @@ from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
 from sexpgpu.train.folder import RunFolder
 from sexpgpu.train.folds import apply_after, fold_measures, microbatch_results, weighted_mean
 from sexpgpu.train.generation import run_generator, save_sample
-from sexpgpu.train.inner import phase_name
+from sexpgpu.train.inner import generating, generator_calls
 from sexpgpu.train.keys import stream_key
 from sexpgpu.train.lanes import LANE
 from sexpgpu.train.metrics import MetricsWriter
@@ -105,18 +105,15 @@ class Stepper:
         outputs = self.session.run(calls).result()
         for each in outputs:
             stop_on_faults(each.faults, f"step {step}")
-        generating = f"update.{update.name}.generate."
-        kept = [each for call, each in zip(calls, outputs, strict=True) if not call.phase.startswith(generating)]
+        inner = generating(f"update.{update.name}")
+        kept = [each for call, each in zip(calls, outputs, strict=True) if not call.phase.startswith(inner)]
         return self._result(update, step, tuple(kept), {r.name for r in diagnosing})
 
     def _microbatches(
         self, update: Update, step: int, time_of: int, j: int, host: Mapping[str, Array]
     ) -> Iterator[Call]:
         """The calls of microbatches j … j + k − 1: the generators that the loss calls, then the loss."""
-        order: list[tuple[str, int]] = []
-        for generator in update.objective.generators:
-            order.append((phase_name(update, generator, "start"), 0))
-            order += [(phase_name(update, generator, "trip"), trip) for trip in range(generator.num_trips)]
+        order = list(generator_calls(f"update.{update.name}", update.objective.generators))
         order.append((f"update.{update.name}.{'first' if j == 0 else 'next'}", 0))
         wanted = {feed for name in {name for name, _ in order} for feed in self._phases[name].feeds}
         known = {**host, **self._feeds(update, step, time_of, j, wanted)}

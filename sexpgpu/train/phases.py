@@ -3,17 +3,18 @@
 Flow: `cli` asks for it once per run; the device plans what comes out. Phases of a run:
 
     initialise                  parameters, optimizer states and model states get their first values
-    update.U.generate.G.start / .trip    a generator that the loss calls, before each of the following
+    update.U.generate.G.start / .trip   a generator that the loss calls, before each of the following
     update.U.first / .next      forward and backward of k microbatches; gradients are written / added to
     update.U.commit             clip, propose, average, guard; written only if every proposal is finite
     update.U.commit.diagnosed   the same with the run's diagnostics
+    eval.E.I.generate.G.start / .trip   a generator that the metric calls, before the following
     eval.E.I                    metric I of evaluation E on one batch
     generate.G.start / .trip    the carries of a generator before its first trip / one trip
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sexpgpu.ir.builder import Builder
@@ -82,7 +83,14 @@ def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
             slots[slot] = Slot(slot, experiment.parameters[name].type, "average")
     phases.append(_initialise(experiment, slots))
     for update in experiment.run.updates:
-        phases += generator_phases(experiment, update, stacking, slots)
+        phases += generator_phases(
+            experiment,
+            f"update.{update.name}",
+            update.objective.generators,
+            stacking,
+            lambda b, graph: read_lanes(b, experiment, lanes_of(experiment, graph), stacking),
+            slots,
+        )
         parts = _UpdateParts(experiment, update, stacking, slots)
         phases.append(parts.microbatches(first=True))
         if experiment.run.microbatches > stacking:
@@ -94,7 +102,7 @@ def assemble(experiment: Experiment, *, stacking: int = 1) -> Assembly:
         names[update.name] = UpdateNames(tuple(parts.leaves), tuple(parts.diagnostics))
     for evaluation in experiment.evaluations.values():
         for index, objective in enumerate(evaluation.objectives):
-            phases.append(_evaluation(experiment, f"eval.{evaluation.name}.{index}", objective))
+            phases += _evaluation(experiment, f"eval.{evaluation.name}.{index}", objective, slots)
     phases += _generators(experiment, slots)
     program = Program(tuple(slots.values()), tuple(phases), run_passes(experiment.schedule.graph(), FINAL_PASSES))
     return Assembly(program, names, stacking)
@@ -140,7 +148,7 @@ class _UpdateParts:
         self.k = stacking
         self.slots = slots
         self.lanes = lanes_of(experiment, update.objective.graph)
-        own = batched_inputs(experiment, update, update.objective.graph)
+        own = batched_inputs(experiment, update.objective.generators, update.objective.graph)
         self.forward = _forward(update.objective.graph, stacking, own)
         weight = update.objective.graph.output("weight").node
         self.unit_weight = weight.op == "constant" and weight.attrs["value"] == 1.0
@@ -372,11 +380,18 @@ def _scaled(b: Builder, g: Value, factor: Value | None) -> Value:
 # Evaluations and generators.
 
 
-def _evaluation(experiment: Experiment, name: str, objective: Objective) -> Phase:
+def _evaluation(
+    experiment: Experiment, name: str, objective: Objective, slots: dict[str, Slot]
+) -> Iterator[Phase]:
+    def lanes(b: Builder, graph: Graph) -> dict[str, Value]:
+        return initial_lanes(b, experiment, graph)
+
+    yield from generator_phases(experiment, name, objective.generators, 1, lanes, slots)
     b = Builder()
-    found = _named(b, _forward(objective.graph), initial_lanes(b, experiment, objective.graph))
+    emitted = read_generated(b, objective.generators, 1)
+    found = _named(b, _forward(objective.graph), lanes(b, objective.graph) | emitted)
     outputs = [(RESULT + n, v) for n, v in found.items() if not n.startswith("state:")]
-    return _finish(name, b, outputs)
+    yield _finish(name, b, outputs)
 
 
 def _generators(experiment: Experiment, slots: dict[str, Slot]) -> list[Phase]:

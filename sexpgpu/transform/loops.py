@@ -1,12 +1,13 @@
-"""Loops without what nobody reads: emitted values, carries that only feed themselves, inputs.
+"""Bodies without what nobody reads: of loops emitted values, carries that only feed themselves, inputs; of
+`recompute` outputs and inputs.
 
 Flow: after differentiation, before simplification. A scan emits all that its gradient may want; an evaluation
-wants none of it, and a gradient seldom all.
+wants none of it, and a gradient seldom all. The gradient of `recompute` has something for every input.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from sexpgpu.ir.builder import Builder
@@ -16,7 +17,7 @@ from sexpgpu.ir.ops.scan import split
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What is left of a scan: positions among its inputs and outputs, the body, the attributes."""
+    """What is left of a node: positions among its inputs and outputs, the body, the attributes."""
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -25,8 +26,8 @@ class _Kept:
 
 
 def prune_loops(graph: Graph) -> Graph:
-    """`graph` with the same inputs and outputs, and in its scans only what these need."""
-    if not any(node.op == "scan" for node in graph.walk()):
+    """`graph` with the same inputs and outputs, and in its scans and recomputed bodies only what these need."""
+    if not any(node.op in PRUNED for node in graph.walk()):
         return graph
     return _pruned(graph, range(len(graph.outputs)))
 
@@ -39,8 +40,8 @@ def _pruned(graph: Graph, wanted: Collection[int]) -> Graph:
         outputs = {i for i, value in enumerate(node.outputs) if value in live}
         if not outputs:
             continue
-        if node.op == "scan":
-            plans[node.id] = kept = _plan(node, outputs)
+        if node.op in PRUNED:
+            plans[node.id] = kept = PRUNED[node.op](node, outputs)
             live.update(node.inputs[i] for i in kept.inputs)
         else:
             live.update(node.inputs)
@@ -55,13 +56,23 @@ def _pruned(graph: Graph, wanted: Collection[int]) -> Graph:
                 copy = b.node(node.op, [made[v] for v in node.inputs], node.attrs, node.bodies)
                 made.update(zip(node.outputs, copy.outputs, strict=True))
             else:
-                copy = b.node("scan", [made[node.inputs[i]] for i in plan.inputs], plan.attrs, (plan.body,))
+                copy = b.node(node.op, [made[node.inputs[i]] for i in plan.inputs], plan.attrs, (plan.body,))
                 made.update(zip([node.outputs[i] for i in plan.outputs], copy.outputs, strict=True))
     outputs_left = [(name, made[v]) for i, (name, v) in enumerate(graph.outputs) if i in set(wanted)]
     return b.graph(graph.name, outputs_left, [made[v] for v in graph.inputs])
 
 
-def _plan(node: Node, live: Collection[int]) -> _Kept:
+def _plan_recompute(node: Node, live: Collection[int]) -> _Kept:
+    """What `recompute` needs for its outputs at positions `live`."""
+    outputs = tuple(sorted(live))
+    inner = _pruned(node.bodies[0], outputs)
+    used = {value for member in inner.nodes for value in member.outputs if member.op == "input"}
+    read = tuple([i for i, value in enumerate(inner.inputs) if value in used])
+    body = Graph(inner.name, tuple([inner.inputs[i] for i in read]), inner.outputs, inner.nodes)
+    return _Kept(read, outputs, body, node.attrs)
+
+
+def _plan_scan(node: Node, live: Collection[int]) -> _Kept:
     """What a scan needs for its outputs at positions `live`."""
     body, (carries, first) = node.bodies[0], split(node)
     emits = [i for i in live if i >= carries]
@@ -97,3 +108,7 @@ def _renamed(body: Graph, inputs: tuple[int, ...], carries: int, first: int) -> 
     num = counts["c"]
     names = [f"c{i}" if i < num else f"e{i - num}" for i in range(len(outputs))]
     return b.graph(body.name, list(zip(names, outputs, strict=True)), list(given.values()))
+
+
+PRUNED: Mapping[str, Callable[[Node, Collection[int]], _Kept]] = {"scan": _plan_scan, "recompute": _plan_recompute}
+"""What is left of a node for its outputs at some positions, by operation."""

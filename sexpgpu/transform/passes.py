@@ -13,6 +13,7 @@ from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.verify import verify
 from sexpgpu.transform.loops import prune_loops
 from sexpgpu.transform.raising import raise_composites
+from sexpgpu.transform.recompute import inline_recompute
 from sexpgpu.transform.simplify import simplify
 from sexpgpu.transform.stacking import stack
 
@@ -31,7 +32,11 @@ def forward_passes(k: int, batched: Collection[str]) -> tuple[Pass, ...]:
     return (raised,) if k == 1 else (raised, Pass("stack", lambda graph: stack(graph, k, batched)))
 
 
-FINAL_PASSES: tuple[Pass, ...] = (Pass("prune-loops", prune_loops), Pass("simplify", simplify))
+FINAL_PASSES: tuple[Pass, ...] = (
+    Pass("prune-loops", prune_loops),
+    Pass("inline-recompute", inline_recompute),
+    Pass("simplify", simplify),
+)
 """What runs once nothing differentiates the graph any more."""
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from sexpgpu.ir.verify import verify_program
+from sexpgpu.train.evaluation import run_evaluation
 from tests.lang.files import faults
-from tests.train.trial import open_trial
+from tests.train.trial import Trial, open_trial
 
 WALK = """
 (defmodel rate () (param w (f32 2) 1.0))
@@ -101,13 +102,70 @@ def test_one_generator_feeds_another(tmp_path: Path) -> None:
             assert result.loss == 4.0
 
 
+CHECKED = """
+(defdata rows-of (arrays "data.npz"))
+(defloader data (rows rows-of) :batch 4)
+(defmodel rate () (param w (f32 3) 1.0))
+(defgenerator twice (x) (* 2.0 x))
+(defgenerator walk (x :by 1.0)
+  :trips [t 3] :axis 1 :carry [at x]
+  (next :at (+ (* by (rate)) at) :emit (+ at (random-normal (f32 4 3)))))
+(defmetric loss (x) (mean (square (- (rate) x))))
+(defmetric reached (x)
+  (let [y        (+ x (random-uniform (f32 4 3)))
+        kept     (state kept (f32 3) 5.0 :lane true)
+        [at s]   (walk (twice y) :by 2.0)]
+    (set-state kept (zeros (f32 3)))
+    (measure off (max (abs (- at (+ (* 2.0 y) (* 6.0 (rate)))))) :reduce max)
+    (measure lane (mean (twice kept)))
+    (measure way (mean (- at (* 2.0 y))))
+    (measure spread (max (abs (- (gather s 0 :axis 1) (* 2.0 y)))) :reduce max)
+    (mean at)))
+(defaverage slow :decay 0.5)
+(defeval check :loader data :batches 3 reached reached)
+(defeval behind :loader data :batches 3 :weights slow reached)
+(defrun go :loss loss :loader data :optimizer (sgd :rate 0.1) :steps 4 :evaluate [(every 1 check) (every 1 behind)])
+"""
+
+
+def checked(trial: Trial, name: str) -> dict[str, float]:
+    found = run_evaluation(
+        trial.experiment, trial.assembly.program, trial.session, trial.stepper.schedule,
+        trial.experiment.evaluations[name], max(trial.at, 1),
+    )  # fmt: skip
+    return {series.removeprefix(f"eval/{name}/"): float(value) for series, value in found.items()}
+
+
+def test_an_evaluation_calls_generators(tmp_path: Path) -> None:
+    x = np.random.default_rng(1).standard_normal((12, 3)).astype(np.float32)
+    with open_trial(tmp_path, CHECKED, {"x": x}, poison=True) as trial:
+        verify_program(trial.assembly.program)
+        for _ in range(2):
+            trial.step()
+            before = trial.read_all("parameter", "state", "optimizer", "average")
+            found, again, behind = checked(trial, "check"), checked(trial, "check"), checked(trial, "behind")
+            assert found == again, "an evaluation draws the same each time"
+            assert found["off"] < 1e-5 and behind["off"] < 1e-5 and found["lane"] == 10.0
+            # What the generator walks by are the parameters, and in the other evaluation their average.
+            rate, slow = before["rate.w"].mean(), before["average.slow/rate.w"].mean()
+            assert abs(rate - slow) > 1e-3
+            np.testing.assert_allclose([found["way"], behind["way"]], [6 * rate, 6 * slow], rtol=1e-5)
+            assert 1 < found["spread"] < 6, "normal draws of the trips, on the uniform ones of the metric"
+            after = trial.read_all("parameter", "state", "optimizer", "average")
+            for slot, value in before.items():
+                np.testing.assert_array_equal(after[slot], value, err_msg=slot)
+        phases = [phase.name for phase in trial.assembly.program.phases]
+    assert phases.index("eval.check.0.generate.walk.1.trip") < phases.index("eval.check.0")
+    assert "eval.check.1.generate.twice.2.start" in phases
+
+
 @pytest.mark.parametrize(
     ("text", "code", "words"),
     [
         ("(defmetric m () (+ (square (param w (f32) 1.0)) (sum (g))))", "E-CALL-002", "takes 1"),
         ("(defmetric m () (sum (grad (fn (z) (sum (g z))) (param w (f32 2) 1.0))))", "E-CALL-001", "`grad`"),
-        ("(defmetric m () (sum (* (param w (f32 2) 1.0) (g (ones (f32 2))))))\n(defeval e :loader l :batches 1 m)",
-         "E-CALL-001", "an evaluation"),
+        ("(defmetric m () (sum (recompute (* (param w (f32 2) 1.0) (g (ones (f32 2)))))))",
+         "E-CALL-001", "`recompute`"),
         ("(defmetric m () (square (param w (f32) 1.0)))\n(defrun h :loss m :steps 1 :generate g)",
          "E-FORM-001", "by position"),
     ],

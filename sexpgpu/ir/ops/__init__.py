@@ -2,9 +2,10 @@
 
 from sexpgpu.ir.ops import composite as composite
 from sexpgpu.ir.ops import contract, convolution, elementwise, fill, index, move, random, reduce, select
+from sexpgpu.ir.ops import recompute as recompute
 from sexpgpu.ir.ops import scan as scan
 
 __all__ = [
-    "composite", "contract", "convolution", "elementwise", "fill", "index", "move", "random", "reduce", "scan",
-    "select",
+    "composite", "contract", "convolution", "elementwise", "fill", "index", "move", "random", "recompute", "reduce",
+    "scan", "select",
 ]  # fmt: skip

@@ -13,19 +13,14 @@ from sexpgpu.ir.composites import COMPOSITES, apply
 from sexpgpu.ir.evaluate import run_graph
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Array, Context, Cost, OpDef, Work, bytes_moved, register
-from sexpgpu.ir.ops.rules import batch
+from sexpgpu.ir.ops.rules import batch, types_by_body
 from sexpgpu.ir.stacking import stack_into
 from sexpgpu.ir.sweep import sweep
-from sexpgpu.ir.types import TensorType, TypeFault
+from sexpgpu.ir.types import TensorType
 
 
 def _type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
-    (body,) = bodies
-    wanted = [v.type for v in body.inputs]
-    if list(types) != wanted:
-        given = ", ".join(map(str, types))
-        raise TypeFault(f"`{attrs['name']}` of {given}: its body takes {', '.join(map(str, wanted))}")
-    return tuple(v.type for v in body.output_values)
+    return types_by_body(str(attrs["name"]), types, bodies)
 
 
 def _meaning(ctx: Context, node: Node, inputs: Sequence[Array]) -> tuple[Array, ...]:

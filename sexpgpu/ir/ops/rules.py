@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from sexpgpu.ir.builder import Builder
-from sexpgpu.ir.graph import Attrs, Node, Value
+from sexpgpu.ir.graph import Attrs, Graph, Node, Value
 from sexpgpu.ir.opdef import GradientRule
 from sexpgpu.ir.types import TensorType, TypeFault
 
@@ -86,6 +86,16 @@ def check_per_axis(name: str, type: TensorType, attrs: Attrs, *names: str) -> No
         numbers = attr_ints(attrs, attr)
         if len(numbers) != type.rank:
             raise TypeFault(f"`{name}` of {type} needs {type.rank} {attr}, not {len(numbers)}")
+
+
+def types_by_body(name: str, types: Sequence[TensorType], bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
+    """What an operation gives that is its one body, applied to the inputs. Raises TypeFault."""
+    (body,) = bodies
+    wanted = [v.type for v in body.inputs]
+    if list(types) != wanted:
+        given = ", ".join(map(str, types))
+        raise TypeFault(f"`{name}` of {given}: its body takes {', '.join(map(str, wanted))}")
+    return tuple(v.type for v in body.output_values)
 
 
 def without(numbers: Sequence[int], axes: Sequence[int]) -> tuple[int, ...]:
