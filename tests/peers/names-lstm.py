@@ -43,44 +43,31 @@ def windows(ids: torch.Tensor, seq: int, batch: int, draw: torch.Generator) -> t
     return found[:, :-1], found[:, 1:]
 
 
-class LSTM(nn.Module):
+State = tuple[torch.Tensor, torch.Tensor]
+
+
+class Writer(nn.Module):
     def __init__(self, vocab: int, narrow: int, width: int) -> None:
         super().__init__()
-        self.width = width
         self.table = nn.Embedding(vocab, narrow)
-        self.gates = nn.Linear(narrow + width, 4 * width)
+        self.cell = nn.LSTM(narrow, width, batch_first=True)
         self.head = nn.Linear(width, vocab)
-        for layer in (self.gates, self.head):
-            nn.init.normal_(layer.weight, std=layer.in_features**-0.5)
-            nn.init.zeros_(layer.bias)
+        nn.init.normal_(self.head.weight, std=width**-0.5)
+        nn.init.zeros_(self.head.bias)
 
-    def blank(self, b: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return torch.zeros(b, self.width), torch.zeros(b, self.width)
-
-    def cell(self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What is kept, what is taken in, what is shown: three gates, and the news that they weigh."""
-        keep, take, show, news = self.gates(torch.cat([x, h], dim=1)).chunk(4, dim=1)
-        c = torch.sigmoid(keep + 1) * c + torch.sigmoid(take) * torch.tanh(news)
-        return torch.sigmoid(show) * torch.tanh(c), c
-
-    def forward(
-        self, tokens: torch.Tensor, h: torch.Tensor, c: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Tokens (b t) -> h and c after the last place, logits (b t vocab)."""
-        shown = []
-        for x in self.table(tokens).unbind(1):
-            h, c = self.cell(x, h, c)
-            shown.append(h)
-        return h, c, self.head(torch.stack(shown, dim=1))
+    def forward(self, tokens: torch.Tensor, state: State | None = None) -> tuple[torch.Tensor, State]:
+        """Tokens (b t), read on from a state -> logits (b t vocab), the state after them."""
+        y, state = self.cell(self.table(tokens), state)
+        return self.head(y), state
 
 
-def nll(model: LSTM, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    _, _, logits = model(tokens, *model.blank(len(tokens)))
+def nll(model: Writer, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    logits, _ = model(tokens)
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
 @torch.no_grad()
-def evaluate(model: LSTM, ids: torch.Tensor, seq: int, batch: int, batches: int = 100) -> float:
+def evaluate(model: Writer, ids: torch.Tensor, seq: int, batch: int, batches: int = 100) -> float:
     starts = torch.arange(0, len(ids) - seq, seq)[: batches * batch, None]
     losses = []
     for at in starts.split(batch):
@@ -90,14 +77,14 @@ def evaluate(model: LSTM, ids: torch.Tensor, seq: int, batch: int, batches: int 
 
 
 @torch.no_grad()
-def babble(model: LSTM, prompt: list[int], length: int, temperature: float, seed: int) -> list[int]:
+def babble(model: Writer, prompt: list[int], length: int, temperature: float, seed: int) -> list[int]:
     draw = torch.Generator().manual_seed(seed)
-    h, c, logits = model(torch.tensor([prompt]), *model.blank(1))
+    logits, state = model(torch.tensor([prompt]))
     ids = list(prompt)
     for _ in range(length):
         token = torch.multinomial((logits[0, -1] / temperature).softmax(-1), 1, generator=draw)
         ids.append(token.item())
-        h, c, logits = model(token[None], h, c)
+        logits, state = model(token[None], state)
     return ids
 
 
@@ -121,7 +108,7 @@ def main() -> None:
     cut = int(0.9 * len(ids))
     train, val = ids[:cut], ids[cut:]
 
-    model = LSTM(len(characters), args.narrow, args.width)
+    model = Writer(len(characters), args.narrow, args.width)
     optimizer = torch.optim.Adam(model.parameters())
     draw = torch.Generator().manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)

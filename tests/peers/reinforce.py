@@ -89,6 +89,12 @@ def objective(policy: Policy, args: argparse.Namespace, draw: torch.Generator) -
     return -(better * log_p)[up].mean(), up.float().sum() / args.games
 
 
+@torch.no_grad()
+def evaluate(policy: Policy, args: argparse.Namespace, batches: int = 4) -> float:
+    draw = torch.Generator().manual_seed(0)  # the same draws each time
+    return sum(objective(policy, args, draw)[1].item() for _ in range(batches)) / batches
+
+
 def save(path: Path, step: int, model: nn.Module, optimizer: torch.optim.Optimizer, draw: torch.Generator) -> None:
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "draw": draw.get_state()}
     torch.save(state, path.with_suffix(".new"))
@@ -99,7 +105,7 @@ def main() -> None:
     args = parse_arguments()
     torch.manual_seed(args.seed)
     model = Policy(args.width)
-    optimizer = torch.optim.Adam(model.parameters(), lr=args.rate)
+    optimizer = torch.optim.Adam(model.parameters())
     draw = torch.Generator().manual_seed(args.seed)
     args.out.mkdir(parents=True, exist_ok=True)
     checkpoint, first = args.out / "checkpoint.pt", 1
@@ -113,6 +119,8 @@ def main() -> None:
 
     with open(args.out / "metrics.jsonl", "a" if args.resume else "w") as metrics:
         for step in range(first, args.steps + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = args.rate * (1 - step / args.steps)
             loss, turns = objective(model, args, draw)
             optimizer.zero_grad()
             loss.backward()
@@ -121,7 +129,8 @@ def main() -> None:
 
             record = {"step": step, "train/loss": loss.item(), "train/turns": turns.item()}
             record["train/gradient-norm"] = norm.item()
-            if step == 1 or step % 10 == 0 or step == args.steps:
+            if step == 1 or step % 50 == 0 or step == args.steps:
+                record["eval/fresh/turns"] = evaluate(model, args)
                 print(" ".join(f"{key} {value:.4g}" for key, value in record.items()), flush=True)
             metrics.write(json.dumps(record) + "\n")
     save(checkpoint, args.steps, model, optimizer, draw)
