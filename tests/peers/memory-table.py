@@ -58,13 +58,12 @@ class Memory(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        b, t, _ = x.shape
         write, gate = self.write(x), torch.sigmoid(self.gate(x))
-        table = x.new_zeros(b, self.rows, self.width)
-        each, read = torch.arange(b), []
-        for i in range(t):
-            at = key[:, i] % self.rows
-            row = torch.lerp(table[each, at], write[:, i], gate[:, i])
+        table = x.new_zeros(len(x), self.rows, self.width)
+        each, read = torch.arange(len(x)), []
+        for i, w, g in zip(key.unbind(1), write.unbind(1), gate.unbind(1), strict=True):
+            at = i % self.rows
+            row = torch.lerp(table[each, at], w, g)
             table = table.index_put((each, at), row)
             read.append(row)
         return self.out(torch.stack(read, dim=1))

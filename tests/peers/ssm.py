@@ -89,8 +89,8 @@ class StateSpace(nn.Module):
         states = (dt * x)[..., None] * self.write(x)[:, :, None]
         if self.recurrent:
             h, found = torch.zeros_like(keep[:, 0]), []
-            for i in range(x.shape[1]):
-                h = keep[:, i] * h + states[:, i]
+            for kept, written in zip(keep.unbind(1), states.unbind(1), strict=True):
+                h = kept * h + written
                 found.append(h)
             states = torch.stack(found, dim=1)
         return torch.einsum("btis,bts->bti", states, self.read(x)) + x * self.skip
