@@ -26,7 +26,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=96)
     parser.add_argument("--seq", type=int, default=64)
     parser.add_argument("--batch", type=int, default=12)
-    parser.add_argument("--steps", type=int, help="1000 for a base, 400 to adapt one")
+    parser.add_argument("--steps", type=int, help="800 for a base, 250 to adapt one")
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("runs/lora"))
@@ -173,7 +173,7 @@ def main() -> None:
     ids = read_topics()
     if args.base is not None:
         ids = capitals(ids)
-    steps = args.steps or (1000 if args.base is None else 400)
+    steps = args.steps or (800 if args.base is None else 250)
     cut = int(0.9 * len(ids))
     train, val = ids[:cut], ids[cut:]
 
