@@ -7,26 +7,28 @@ dotted name below can be imported.
 stretch of it; every later object that stands for something in the file keeps a span.
 `sexpgpu.syntax.reader` turns the text into the few kinds of `sexpgpu.syntax.forms`: lists, vectors,
 symbols, keywords, literals. It recovers from mistakes and goes on, so that one run reports them all.
+`sexpgpu.syntax.written` keeps what forms drop, comments and line breaks, for `sexpgpu.syntax.format`.
 
 **2. What is wrong is data.** `sexpgpu.diagnostics.diagnostic.Diagnostic` carries a code, a message,
 labelled spans and help; `sexpgpu.diagnostics.codes.CODES` is the table of codes,
 `sexpgpu.diagnostics.render.render` draws one for people, editors or programs. Stages collect diagnostics,
 and raise `sexpgpu.diagnostics.diagnostic.DiagnosticError` at the end of a phase.
 
-**3. Forms to values.** `sexpgpu.lang.load.load_experiment` is the front door of the language. It enters
-every top-level form in a table (`sexpgpu.lang.toplevel.FORMS`), puts variants and `--set` over the
-constants, and evaluates what is needed. The evaluator is `sexpgpu.lang.elaborator.Elaborator`: special
-forms are functions in `sexpgpu.lang.special.SPECIALS` and, for loops at run time, `sexpgpu.lang.loops.LOOPS`,
-operations in `sexpgpu.lang.builtins.BUILTINS`; all take the elaborator first. Numbers fold at once; where a
-tensor is among the operands, `sexpgpu.lang.arithmetic.arithmetic` records a node instead. Numbers that depend
-on `step` go a third way, into `sexpgpu.lang.trace.Schedule`. The library, layers to optimizers, is written in
-the language and lies in `sexpgpu/std`.
+**3. Forms to values.** `sexpgpu.lang.load.load_experiment` is the front door of the language. It enters every
+top-level form in a table (`sexpgpu.lang.toplevel.FORMS`), puts variants and `--set` over the constants, and
+evaluates what is needed. The evaluator is `sexpgpu.lang.elaborator.Elaborator`: special forms are functions in
+`sexpgpu.lang.special.SPECIALS` and, for bodies of their own, `sexpgpu.lang.loops.LOOPS` and
+`sexpgpu.lang.recompute.RECOMPUTE`, operations in `sexpgpu.lang.builtins.BUILTINS`; all take the elaborator
+first. Numbers fold at once; where a tensor is among the operands, `sexpgpu.lang.arithmetic.arithmetic` records
+a node instead. Numbers that depend on `step` go a third way, into `sexpgpu.lang.trace.Schedule`. The library,
+layers to optimizers, is written in the language and lies in `sexpgpu/std`. What the manual says of an operation
+stands where it is defined, and `sexpgpu.lang.manual.pages` collects it.
 
 **4. Values to graphs.** While a metric is elaborated, a `sexpgpu.lang.trace.Trace` records: nodes through a
 `sexpgpu.ir.builder.Builder`, parameters and states in the `sexpgpu.lang.trace.World` that all traces of a
 file share. `sexpgpu.lang.tracing.trace_objective` does it for losses and evaluations,
 `sexpgpu.lang.tracing.RuleTracer` for optimizers, `sexpgpu.lang.tracing.trace_generator` for generators,
-`sexpgpu.lang.inner.call_generator` for those that a loss calls.
+`sexpgpu.lang.inner.call_generator` for those that a metric calls.
 What comes out of all this is a `sexpgpu.lang.experiment.Experiment`: data only.
 
 **5. Graphs.** `sexpgpu.ir.graph.Graph` is a single-assignment list of nodes over
@@ -64,7 +66,8 @@ Streams, mixtures and zips, in `sexpgpu.data.mixture`, answer the same one.
 
 **11. The loop.** `sexpgpu.train.loop.Training` is the run: steps, and what is due between them. One step is
 `sexpgpu.train.loop.Stepper`: calls of phases, folded by `sexpgpu.train.folds`.
-`sexpgpu.train.lanes` is the state that is not folded, `sexpgpu.train.inner` the generators of a loss.
+`sexpgpu.train.blame.first_non_finite` finds the form that a failed step is to blame on.
+`sexpgpu.train.lanes` is the state that is not folded, `sexpgpu.train.inner` the generators of a metric.
 `sexpgpu.train.evaluation.run_evaluation` and `sexpgpu.train.generation.run_generator` do the rest;
 `sexpgpu.train.keys.stream_key` is where randomness begins.
 
@@ -74,6 +77,11 @@ says where the run stands, `sexpgpu.train.checkpoint.save` writes a step whole o
 
 **13. The command line.** `sexpgpu.cli.main.main` imports one module for each command, and only that one:
 `sexpgpu.cli.check` loads no device, `sexpgpu.cli.run` puts everything above together in one page.
+
+**14. The editor.** `sexpgpu lsp` answers an editor's questions. `sexpgpu.lsp.names.resolve` finds what each name
+refers to without evaluating anything, `sexpgpu.lsp.checking.check_plain` elaborates an unsaved text with an
+`sexpgpu.lsp.checking.Observer` that keeps what forms evaluate to, `sexpgpu.lsp.analysis.Project` answers from both.
+`sexpgpu.lsp.server` alone knows the protocol.
 
 Layers import downwards only, a test keeps that. Where to begin with a change: a new operation is one entry
 in `sexpgpu.ir.ops` and one in `sexpgpu.lang.builtins`; a new layer is a few lines in

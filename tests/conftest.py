@@ -24,3 +24,13 @@ def shared() -> Path:
     if not folder.is_dir():
         pytest.skip("there is no folder `shared` beside the checkout")
     return folder
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write texts that are compared word for word anew")
+
+
+@pytest.fixture
+def rewrite(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files and pages are written instead of compared."""
+    return bool(request.config.getoption("--rewrite"))

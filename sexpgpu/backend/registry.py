@@ -63,13 +63,12 @@ def open_device(name: str, *, double: bool = False, threads: int | None = None) 
     kind = _KINDS.get(name)
     if kind is None:
         near = nearest(name, _KINDS)
-        hint = (f"there is `{near}`",) if near is not None else ()
-        raise DiagnosticError(
-            Diagnostic("E-DEV-001", f"there is no device `{name}`; {_available()}", help=hint)
-        )
+        near = f"; `{near}` is a near name" if near is not None else ""
+        message = f"there is no device `{name}`{near}"
+        raise DiagnosticError(Diagnostic("E-DEV-001", message, notes=(_available(),)))
     if kind.open is None:
-        message = f"`{name}` cannot be opened: {kind.missing}; {_available()}"
-        raise DiagnosticError(Diagnostic("E-DEV-002", message, help=("use `--device cpu`",)))
+        message = f"`{name}` cannot be opened: {kind.missing}"
+        raise DiagnosticError(Diagnostic("E-DEV-002", message, help=("use `--device cpu`",), notes=(_others(name),)))
     return kind.open(double, threads)
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from sexpgpu.cli.common import experiment_options, load, reporting, warn
-from sexpgpu.diagnostics import DiagnosticError, render
+from sexpgpu.cli.common import experiment_options, load, reporting, tell
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, render
+from sexpgpu.diagnostics.render import Style
 
 
 @click.command("check")
@@ -33,7 +34,7 @@ def command(
     settings: tuple[str, ...],
     run_name: str | None,
     what: str | None,
-    style: str,
+    style: Style,
 ) -> None:
     """Elaborate FILE, and every variant of it unless --variant chooses one; print what is wrong."""
     if what == "forms":
@@ -42,12 +43,9 @@ def command(
     try:
         experiment = load(file, variant, settings, run_name)
         variants = experiment.variants if variant is None else ()
-        for name in variants:
-            _check_variant(file, name, settings, run_name)
+        _check_variants(file, variants, settings, run_name)
     except DiagnosticError as error:
-        if style == "full":
-            raise
-        click.echo(render(error.diagnostics, "check", style))  # type: ignore[arg-type]
+        _tell(error.diagnostics, style)
         raise SystemExit(1) from None
     if what == "graph":
         from sexpgpu.ir.text import graph_text
@@ -55,19 +53,40 @@ def command(
         for update in experiment.run.updates:
             click.echo(graph_text(update.objective.graph))
         return
-    warn(experiment, "check")
+    if experiment.warnings:
+        _tell(experiment.warnings, style)
+    if style == "json":
+        return
     shown = ", ".join(["plain", *variants]) if variants else (variant or "plain")
     count = f"{experiment.num_parameters:,} parameters in {len(experiment.parameters)} tensors"
     states = f", {len(experiment.states)} states" if experiment.states else ""
     click.echo(f"{file}: good ({shown}): {count}{states}")
 
 
-def _check_variant(file: Path, name: str, settings: tuple[str, ...], run_name: str | None) -> None:
-    try:
-        load(file, name, settings, run_name)
-    except DiagnosticError as error:
-        note = f"the plain experiment is good; this is in the variant `{name}`"
-        raise DiagnosticError([replace(d, notes=(*d.notes, note)) for d in error.diagnostics]) from error
+def _tell(diagnostics: tuple[Diagnostic, ...], style: Style) -> None:
+    """People read standard error; lines for editors and programs go to standard output."""
+    if style == "full":
+        tell(diagnostics, "check")
+    else:
+        click.echo(render(diagnostics, "check", style))
+
+
+def _check_variants(file: Path, variants: tuple[str, ...], settings: tuple[str, ...], run_name: str | None) -> None:
+    """Every variant of a good experiment; a mistake that several have is told once. Raises DiagnosticError."""
+    found: dict[Diagnostic, list[str]] = {}
+    for name in variants:
+        try:
+            load(file, name, settings, run_name)
+        except DiagnosticError as error:
+            for diagnostic in error.diagnostics:
+                found.setdefault(diagnostic, []).append(name)
+    if found:
+        raise DiagnosticError([replace(d, notes=(*d.notes, _whose(names))) for d, names in found.items()])
+
+
+def _whose(names: list[str]) -> str:
+    listed = ", ".join(f"`{name}`" for name in names)
+    return f"the plain experiment is good; this is in the {'variant' if len(names) == 1 else 'variants'} {listed}"
 
 
 def _print_forms(file: Path) -> None:

@@ -6,13 +6,13 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from sexpgpu.diagnostics import Diagnostic, DiagnosticError, render
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, hint, render
 
 if TYPE_CHECKING:
     from sexpgpu.backend.protocol import Device, Session
@@ -25,6 +25,8 @@ Command = Callable[..., Any]
 GIB = 1 << 30
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
+HINTED = "sexpgpu.hinted"
+"""Where a command keeps that it has said how to learn more."""
 
 
 def reporting(command: str) -> Callable[[Command], Command]:
@@ -36,7 +38,7 @@ def reporting(command: str) -> Callable[[Command], Command]:
             try:
                 return function(*args, **kwargs)
             except DiagnosticError as error:
-                click.echo(render(error.diagnostics, command), err=True)
+                tell(error.diagnostics, command)
                 sys.exit(1)
             except OSError as error:
                 # Files are explained where they are touched; what is left is the output, closed or full.
@@ -52,6 +54,15 @@ def reporting(command: str) -> Callable[[Command], Command]:
         return inner
 
     return wrap
+
+
+def tell(diagnostics: Sequence[Diagnostic], command: str) -> None:
+    """Print diagnostics on standard error, and once a command how to learn more of them."""
+    click.echo(render(diagnostics, command), err=True)
+    context = click.get_current_context(silent=True)
+    if context is not None and command != "explain" and not context.meta.setdefault(HINTED, False):
+        context.meta[HINTED] = True
+        click.echo(f"\n{hint(diagnostics)}", err=True)
 
 
 def _forget_output() -> None:
@@ -113,7 +124,7 @@ def load(
 def warn(experiment: Experiment, command: str) -> None:
     """Print the warnings of an experiment on standard error."""
     if experiment.warnings:
-        click.echo(render(experiment.warnings, command), err=True)
+        tell(experiment.warnings, command)
 
 
 def open_program(program: Program, settings: Settings) -> tuple[Device, ProgramPlan, Callable[[], Session]]:

@@ -17,6 +17,10 @@ COMMANDS = {
     "lower": "Print what a device would make of FILE: kernels, libraries, memory.",
     "evaluate": "Run the evaluations of FILE on a checkpoint.",
     "generate": "Run a generator of FILE on a checkpoint.",
+    "fmt": "Lay out .sx files in one way, or say which are not.",
+    "new": "Write a new .sx file like one of the examples.",
+    "lsp": "Serve an editor: mistakes while typing, types, definitions, renaming.",
+    "explain": "Say what an error code means, with an example and its remedy.",
     "doctor": "What this machine has to run on.",
 }
 

@@ -1,8 +1,8 @@
 """Opened data sets: what views cut windows and rows from.
 
 A data set is either a stream of token ids with a codec, or named arrays of equal row count. Opening reads
-headers and samples; the bulk stays on disk as memory maps (text by characters excepted, which is held as
-ids).
+headers and samples; the bulk stays on disk as memory maps. Text by characters and lines are held as ids, tables as
+arrays.
 """
 
 from __future__ import annotations
@@ -17,10 +17,22 @@ from numpy.typing import NDArray
 
 from sexpgpu.data.codec import ByteCodec, CharacterCodec, Codec, IdCodec, character_ids
 from sexpgpu.data.faults import DAMAGED, MISSING, ROWS_DISAGREE, TOO_SHORT, count, fail
-from sexpgpu.data.files import fail_unreadable, find_files, identify_bytes, identify_files, read_bytes
+from sexpgpu.data.files import fail_unreadable, find_files, identify_bytes, identify_files, read_text
 from sexpgpu.data.ids import SAMPLED_IDS, Shard, ShardedIds, check_vocabulary
+from sexpgpu.data.images import Images, open_images
+from sexpgpu.data.lines import read_lines
 from sexpgpu.data.npy import map_npy, map_npz
-from sexpgpu.data.spec import PYTHON_TOPICS, ArraysSpec, DataSpec, TextSpec, TokensSpec
+from sexpgpu.data.spec import (
+    PYTHON_TOPICS,
+    ArraysSpec,
+    DataSpec,
+    ImagesSpec,
+    LinesSpec,
+    TableSpec,
+    TextSpec,
+    TokensSpec,
+)
+from sexpgpu.data.tables import read_table
 from sexpgpu.data.tokens import open_shard
 
 PYTHON_PREFIX = "python:"
@@ -124,7 +136,9 @@ class Arrays:
     the row shape that a program sees; `take` gives rows in that type, and so do the whole arrays of `fields`.
     """
 
-    def __init__(self, spec: ArraysSpec, stored: dict[str, NDArray[Any]], paths: tuple[Path, ...]) -> None:
+    def __init__(
+        self, spec: ArraysSpec | TableSpec | LinesSpec, stored: dict[str, NDArray[Any]], paths: tuple[Path, ...]
+    ) -> None:
         self.spec = spec
         self.stored = stored
         self.paths = paths
@@ -166,17 +180,46 @@ class Arrays:
 
         Raises: E-DATA-002 (a file became unreadable).
         """
-        return {"kind": "arrays", "files": identify_files(self.paths)}
+        files = identify_files(self.paths)
+        match self.spec:
+            case ArraysSpec():
+                return {"kind": "arrays", "files": files}
+            case TableSpec(_, categories, columns):
+                return {"kind": "table", "categories": categories, "columns": columns, "files": files}
+            case LinesSpec(_, length, by):
+                return {"kind": "lines", "length": length, "by": by, "files": files}
 
 
-Dataset = TokenStream | Arrays
+class Lines(Arrays):
+    """Lines of text as arrays, with the codec between ids and text. Shapes: see `lines.read_lines`."""
+
+    def __init__(self, spec: LinesSpec, stored: dict[str, NDArray[Any]], paths: tuple[Path, ...], codec: Codec) -> None:
+        super().__init__(spec, stored, paths)
+        self.codec = codec
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids there are."""
+        return self.codec.vocabulary
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. Raises: E-DATA-004 (a character that the data lacks)."""
+        return self.codec.encode(text)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Raises: E-DATA-004 (an id outside the vocabulary)."""
+        return self.codec.decode(ids)
+
+
+Dataset = TokenStream | Arrays | Images
 
 
 def open_dataset(spec: DataSpec, base: Path) -> Dataset:
     """Open what a description names; relative paths are resolved against `base`, then the current directory.
 
     Raises: E-DATA-001 (missing), E-DATA-002 (damaged, unreadable, not UTF-8), E-DATA-003 (empty),
-        E-DATA-004 (an id outside the vocabulary in a sampled place), E-DATA-006 (arrays whose rows disagree).
+        E-DATA-004 (an id outside the vocabulary in a sampled place, a word outside its categories), E-DATA-005 (a
+        column that there is not), E-DATA-006 (arrays whose rows disagree).
     """
     match spec:
         case TextSpec(by="characters"):
@@ -187,6 +230,22 @@ def open_dataset(spec: DataSpec, base: Path) -> Dataset:
             return _open_tokens(spec, base)
         case ArraysSpec():
             return _open_arrays(spec, base)
+        case TableSpec():
+            paths = find_files(spec.path, base)
+            stored = read_table(spec, paths)
+            return _with_rows(Arrays(spec, stored, paths))
+        case LinesSpec():
+            paths = find_files(spec.path, base)
+            codec, stored = read_lines(spec, paths)
+            return _with_rows(Lines(spec, stored, paths, codec))
+        case ImagesSpec():
+            return open_images(spec, base)
+
+
+def _with_rows(arrays: Arrays) -> Arrays:
+    if not len(arrays):
+        _fail_empty(arrays.name, arrays.paths)
+    return arrays
 
 
 def python_topics() -> str:
@@ -206,31 +265,9 @@ def _text_files(spec: TextSpec, base: Path) -> tuple[Path, ...]:
 
 def _open_characters(spec: TextSpec, base: Path) -> TokenStream:
     paths = _text_files(spec, base)
-    codec, arrays = character_ids([_read_text(path) for path in paths] if paths else [python_topics()])
+    codec, arrays = character_ids([read_text(path) for path in paths] if paths else [python_topics()])
     names = [path.name for path in paths] or [spec.path]
     return _stream(spec, [Shard(name, ids) for name, ids in zip(names, arrays, strict=True)], codec, paths)
-
-
-def _read_text(path: Path) -> str:
-    content = read_bytes(path)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        # Positions count from after a byte order mark, which the error's own object shows.
-        at = error.start + len(content) - len(error.object)
-        line = content.count(b"\n", 0, at) + 1
-        utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-        fail(
-            DAMAGED,
-            f"`{path.name}` is not UTF-8: byte 0x{content[at]:02x} at offset {at} (line {line})",
-            help=(
-                "it looks like UTF-16: save it as UTF-8, or read it `:by bytes`"
-                if utf16
-                else "save it as UTF-8, or read it `:by bytes`",
-            ),
-            notes=(f"the file is {path}",),
-        )
-    return text.replace("\r\n", "\n")
 
 
 def _open_bytes(spec: TextSpec, base: Path) -> TokenStream:
@@ -347,4 +384,7 @@ def _fail_empty(written: str, paths: tuple[Path, ...]) -> None:
     )
 
 
-__all__ = ["Arrays", "ByteCodec", "CharacterCodec", "Dataset", "TokenStream", "open_dataset", "python_topics"]
+__all__ = [
+    "Arrays", "ByteCodec", "CharacterCodec", "Dataset", "Images", "Lines", "TokenStream", "open_dataset",
+    "python_topics",
+]  # fmt: skip

@@ -75,6 +75,32 @@ def read_bytes(path: Path) -> bytes:
         fail_unreadable(path, error)
 
 
+def read_text(path: Path) -> str:
+    """The whole file as text: UTF-8, a byte order mark dropped, CRLF read as LF.
+
+    Raises: E-DATA-002 (unreadable, or not UTF-8; names line and offset).
+    """
+    content = read_bytes(path)
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        # Positions count from after a byte order mark, which the error's own object shows.
+        at = error.start + len(content) - len(error.object)
+        line = content.count(b"\n", 0, at) + 1
+        utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
+        fail(
+            DAMAGED,
+            f"`{path.name}` is not UTF-8: byte 0x{content[at]:02x} at offset {at} (line {line})",
+            help=(
+                "it looks like UTF-16: save it as UTF-8, or read it `:by bytes`"
+                if utf16
+                else "save it as UTF-8, or read it `:by bytes`",
+            ),
+            notes=(f"the file is {path}",),
+        )
+    return text.replace("\r\n", "\n")
+
+
 def fail_unreadable(path: Path, error: OSError) -> Never:
     """Report what the system said about a file that is there but cannot be read.
 

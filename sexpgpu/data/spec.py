@@ -42,4 +42,41 @@ class ArraysSpec:
     path: str
 
 
-DataSpec = TextSpec | TokensSpec | ArraysSpec
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """CSV with a header, or TSV where the file's name ends so.
+
+    categories: for columns of words, what they may hold; the place of a word is its id. columns: the ones to read;
+    None reads all.
+    """
+
+    path: str
+    categories: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    columns: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LinesSpec:
+    """UTF-8 text of which every line that is not empty is an example of `length` tokens, cut or filled with line ends.
+
+    Line ends and byte order marks are read as in `TextSpec`.
+    """
+
+    path: str
+    length: int
+    by: Literal["characters", "bytes"] = "characters"
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesSpec:
+    """Pictures of a folder, at any depth, or of a pattern; the folder that holds a picture names its class.
+
+    size: height and width to which every picture is resized; None: all have the same. channels: 3, or 1 for grey.
+    """
+
+    path: str
+    size: tuple[int, int] | None = None
+    channels: int = 3
+
+
+DataSpec = TextSpec | TokensSpec | ArraysSpec | TableSpec | LinesSpec | ImagesSpec

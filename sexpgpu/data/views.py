@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sexpgpu.data.dataset import Arrays, Dataset, TokenStream
+from sexpgpu.data.dataset import Arrays, Dataset, Images, TokenStream
 from sexpgpu.data.faults import DAMAGED, TOO_SHORT, UNKNOWN_FIELD, count, fail
 
 
@@ -103,9 +103,9 @@ class Rows:
             )
 
     @cached_property
-    def _bounds(self) -> tuple[Arrays, int, int]:
+    def _bounds(self) -> tuple[Arrays | Images, int, int]:
         dataset, begin, end = resolve(self.source)
-        if not isinstance(dataset, Arrays):
+        if not isinstance(dataset, Arrays | Images):
             fail(
                 UNKNOWN_FIELD,
                 f"`{dataset.name}` is a sequence of tokens and has no rows",
@@ -184,7 +184,7 @@ class Windows:
         if not isinstance(dataset, TokenStream):
             fail(
                 UNKNOWN_FIELD,
-                f"`{dataset.name}` holds arrays, which have no windows",
+                f"`{dataset.name}` holds rows, which have no windows",
                 help=("read them by rows: `(rows S)`",),
             )
         return dataset, begin, end

@@ -101,6 +101,12 @@ _NAMES = (
         "`--set` or a `defvariant` names something that is not a `def` of the experiment",
         "correct the name, or define the constant with `def`",
     ),
+    (
+        "E-NAME-005",
+        "unknown code",
+        "`explain` is asked for a code that no message carries",
+        "copy the code from the message, or look for it in the list that `sexpgpu explain` prints",
+    ),
 )
 
 _FORMS = (
@@ -267,13 +273,16 @@ _DATA = (
     (
         "E-DATA-004",
         "token outside the vocabulary",
-        "a token id is negative, or is not below the size of the vocabulary",
-        "raise `:vocabulary`, or prepare the tokens with the tokenizer that the file means",
+        "a token id is negative, or is not below the size of the vocabulary; or a word of a table is not among the "
+        "categories of its column",
+        "raise `:vocabulary`, or prepare the tokens with the tokenizer that the file means; add the word to "
+        "`:categories`",
     ),
     (
         "E-DATA-005",
         "unknown field",
-        "a metric, model or view asks for a field that its loader does not have",
+        "a metric, model or view asks for a field that its loader does not have, or a source for a column that its "
+        "table does not have",
         "use one of the fields that the message lists",
     ),
     (
@@ -462,6 +471,36 @@ _DATA_PARALLEL = (
     ),
 )
 
+_NEW_FILES = (
+    (
+        "E-NEW-001",
+        "unknown template",
+        "`sexpgpu new` is asked for a template that there is not",
+        "use one of those that `sexpgpu new --list` shows",
+    ),
+    (
+        "E-NEW-002",
+        "no name for a file",
+        "the name of a new file is empty, or holds more than letters, digits, `-`, `_` and `.`",
+        "use such characters only, and begin with a letter or digit",
+    ),
+    (
+        "E-NEW-003",
+        "the file is there already",
+        "`sexpgpu new` would write over a file",
+        "choose another name, or remove the file",
+    ),
+)
+
+_LANGUAGE_SERVER = (
+    (
+        "E-LSP-001",
+        "language server not installed",
+        "`sexpgpu lsp` is started where the package pygls, which speaks the protocol, is not installed",
+        "`pip install 'sexpgpu[lsp]'` into the environment whose `sexpgpu` the editor starts",
+    ),
+)
+
 _WARNINGS = (
     (
         "W-CALL-001",
@@ -474,7 +513,7 @@ _WARNINGS = (
         "W-NAME-001",
         "names",
         "definition never used",
-        "nothing refers to a definition or binding",
+        "nothing reads a definition, a binding of `let`, or a parameter of a function of the file",
         "remove it, or use it",
     ),
     (
@@ -488,8 +527,9 @@ _WARNINGS = (
         "W-DATA-001",
         "data",
         "loader field never read",
-        "a loader prepares a field that no metric reads",
-        "leave the field out of the source, or read it",
+        "a metric takes a field and never reads it, no metric reads any field of a loader, or a mask of the data, "
+        "which is a field of booleans, is taken by no metric of the file",
+        "read the field, or leave it out: of the metric, or of the data",
     ),
     (
         "W-VARIANT-001",
@@ -515,12 +555,15 @@ def _codes() -> Iterator[Code]:
         "files and devices": _FILES_AND_DEVICES,
         "memory": _MEMORY,
         "data parallel": _DATA_PARALLEL,
+        "new files": _NEW_FILES,
+        "language server": _LANGUAGE_SERVER,
     }
     for area, rows in areas.items():
         for code, title, when, fix in rows:
             yield Code(code, area, title, when, fix)
-    for code, area, title, when, fix in _WARNINGS:
-        yield Code(code, area, title, when, fix)
+        for code, of, title, when, fix in _WARNINGS:
+            if of == area:
+                yield Code(code, area, title, when, fix)
 
 
 CODES: dict[str, Code] = {code.code: code for code in _codes()}

@@ -20,6 +20,8 @@ Style = Literal["full", "concise", "json"]
 MAX_COLUMNS = 100
 TAB_COLUMNS = 4
 CUT = "..."
+MAX_EXPLAINED = 3
+"""Codes that the hint below the diagnostics names."""
 
 
 def render(diagnostics: Iterable[Diagnostic], command: str = "check", style: Style = "full") -> str:
@@ -31,6 +33,12 @@ def render(diagnostics: Iterable[Diagnostic], command: str = "check", style: Sty
             return "\n".join(_concise(diagnostic, command) for diagnostic in diagnostics)
         case "json":
             return "\n".join(_json(diagnostic, command) for diagnostic in diagnostics)
+
+
+def hint(diagnostics: Iterable[Diagnostic]) -> str:
+    """The line that says how to learn more of the codes of these diagnostics."""
+    codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics)
+    return f"for more: sexpgpu explain {' '.join(list(codes)[:MAX_EXPLAINED])}"
 
 
 # --- full ---------------------------------------------------------------------------------------------------

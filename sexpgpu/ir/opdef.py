@@ -6,7 +6,7 @@ rules, the interpreter asks NumPy meanings, planners ask costs and work shapes. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any
@@ -74,6 +74,13 @@ class Sample:
     bodies: tuple[Graph, ...] = field(default=(), repr=False)
 
 
+Template = str | Mapping[str, str]
+"""A scalar expression for all dtypes, or one each for `float`, `int` and `bool`.
+
+It is text of the C family: `{a}`, `{b}`, `{c}` are operands, held in variables; `{T}` is their type in registers, `{U}`
+its unsigned twin, `{F}` the suffix of functions of that type, `{lowest}` and `{highest}` its bounds, `{as}` the first
+operand in the dtype of the result. A dialect fills these in.
+"""
 TypeRule = Callable[[Sequence[TensorType], Attrs, Sequence[Graph]], tuple[TensorType, ...]]
 Meaning = Callable[[Context, Node, Sequence[Array]], Array | tuple[Array, ...]]
 Into = Callable[[Context, Node, Sequence[Array], Sequence[Array]], None]
@@ -111,7 +118,12 @@ class OpDef:
         and so do all outputs.
     cost: flops and bytes.
     work: its one work shape.
+    reports: whether it flags faults while it runs; every device tells the place of the first, in row-major order.
     samples: cases for the derived tests.
+    scalar: of a map, one element of the result, as every dialect but this interpreter computes it.
+    fault: of a map that reports, when an element is bad.
+    word: what a file calls the function of one or two operands; empty: files do not call it by a word of its own.
+    number: the same of numbers that a file computes with.
     """
 
     name: str
@@ -125,8 +137,18 @@ class OpDef:
     params: dict[str, str] = field(default_factory=dict)
     into: Into | None = None
     ufunc: np.ufunc | None = None
+    reports: bool = False
+    scalar: Template = ""
+    fault: str = ""
+    word: str = ""
+    number: Callable[..., Any] | None = None
     prepare: Prepare | None = None
     cost: Callable[[Node], Cost] = _elementwise_cost
+
+    @property
+    def num_operands(self) -> int:
+        """How many values the samples hand it."""
+        return len(self.samples[0].types) if self.samples else 0
 
 
 OPS: dict[str, OpDef] = {}

@@ -7,13 +7,13 @@ rounding is a node.
 
 from __future__ import annotations
 
-import math
-import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce as fold
 from typing import TYPE_CHECKING, Any
 
 from sexpgpu.ir.graph import Value
+from sexpgpu.ir.opdef import OPS, OpDef
+from sexpgpu.ir.ops.elementwise import INTEGER_BITS
 from sexpgpu.ir.types import TypeFault
 from sexpgpu.lang.trace import SCALAR_F64
 from sexpgpu.lang.values import HostScalar, Weighted, kind_of
@@ -21,73 +21,21 @@ from sexpgpu.lang.values import HostScalar, Weighted, kind_of
 if TYPE_CHECKING:
     from sexpgpu.lang.elaborator import Elaborator
 
-BINARY = {
-    "+": "add", "-": "sub", "*": "mul", "/": "div", "quotient": "quotient", "rem": "rem", "pow": "pow",
-    "minimum": "minimum", "maximum": "maximum",
-    "=": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "and": "and", "or": "or",
-}  # fmt: skip
-"""Operators of two operands and the IR operation of each."""
-
-UNARY = {
-    "neg": "neg", "abs": "abs", "sign": "sign", "exp": "exp", "expm1": "expm1", "log": "log", "log1p": "log1p",
-    "sqrt": "sqrt", "rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "sigmoid", "erf": "erf", "sin": "sin", "cos": "cos",
-    "floor": "floor", "ceil": "ceil", "round": "round", "is-finite": "is-finite", "not": "not",
-}  # fmt: skip
-"""Functions of one operand and the IR operation of each."""
-
-INTEGER_BITS = 64
-"""An elaboration integer is one that an i64 tensor could hold."""
-
-FLOAT_ONLY = frozenset(UNARY) - {"neg", "abs", "sign", "not"}
-
-
-def _exact_division(x: float | int, y: float | int) -> float | int:
-    if y == 0:
-        raise TypeFault("division by zero", "E-TYPE-008")
-    if isinstance(x, int) and isinstance(y, int):
-        if x % y:
-            raise TypeFault(f"{x} / {y} is not a whole number", "E-TYPE-008",
-                            f"(quotient {x} {y}) rounds down; (/ {x}.0 {y}) is a float")  # fmt: skip
-        return x // y
-    return x / y
-
-
-def _whole(function: Callable[[int, int], int]) -> Callable[[Any, Any], Any]:
-    def apply(x: Any, y: Any) -> Any:
-        if not isinstance(x, int) or not isinstance(y, int):
-            raise TypeFault("`quotient` and `rem` take integers", "E-TYPE-001", "(floor (/ x y)) for floats")
-        if y == 0:
-            raise TypeFault("division by zero", "E-TYPE-008")
-        return function(x, y)
-
-    return apply
-
-
-def _power(x: Any, y: Any) -> Any:
-    if isinstance(x, int) and isinstance(y, int) and y > 0 and x.bit_length() * y > 4 * INTEGER_BITS:
-        raise TypeFault(f"{x} to the power {y} is no integer of {INTEGER_BITS} bits", "E-TYPE-005", f"(pow {x}.0 {y})")
-    result = x**y
-    if isinstance(result, complex):
-        raise TypeFault(f"{x} to the power {y} is no real number", "E-TYPE-008")
-    return result
-
-
-NUMBER_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add, "-": operator.sub, "*": operator.mul, "/": _exact_division,
-    "quotient": _whole(operator.floordiv), "rem": _whole(operator.mod), "pow": _power, "minimum": min, "maximum": max,
-    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge,
-}  # fmt: skip
-NUMBER_UNARY: dict[str, Callable[[Any], Any]] = {
-    "neg": operator.neg, "abs": abs, "sign": lambda x: (x > 0) - (x < 0), "exp": math.exp, "expm1": math.expm1,
-    "log": math.log, "log1p": math.log1p, "sqrt": math.sqrt, "rsqrt": lambda x: 1 / math.sqrt(x), "tanh": math.tanh,
-    "sigmoid": lambda x: 0.5 * (1 + math.tanh(0.5 * x)), "erf": math.erf, "sin": math.sin, "cos": math.cos,
-    "floor": math.floor, "ceil": math.ceil, "round": round, "is-finite": math.isfinite,
-}  # fmt: skip
+_CALLED = [op for op in OPS.values() if op.word]
+BINARY = {op.word: op for op in _CALLED if op.num_operands == 2}
+"""Operators of two operands, by what a file calls them."""
+UNARY = {op.word: op for op in _CALLED if op.num_operands == 1}
+"""Functions of one operand, by what a file calls them."""
 
 
 def is_number(value: Any) -> bool:
     """An elaboration integer or float."""
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def operation(word: str, operands: Sequence[Any]) -> OpDef:
+    """What a word means for one or two operands."""
+    return (BINARY if len(operands) == 2 else UNARY)[word]
 
 
 def arithmetic(el: Elaborator, op: str, args: Sequence[Any]) -> Any:
@@ -116,8 +64,10 @@ def _fold(el: Elaborator, op: str, args: Sequence[Any]) -> Any:
     if op in ("and", "or") or not all(is_number(arg) for arg in args):
         el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}",
                 help="`and` and `or` take booleans" if op in ("and", "or") else "")  # fmt: skip
+    number = operation(op, args).number
+    assert number is not None, op
     try:
-        result = NUMBER_BINARY[op](*args) if len(args) == 2 else NUMBER_UNARY[op](*args)
+        result = number(*args)
     except (ValueError, OverflowError, ZeroDivisionError):
         el.fail("E-TYPE-008", f"`{op}` of {' and '.join(f'{a:g}' for a in args)} is no finite number")
     if isinstance(result, int) and not -(2 ** (INTEGER_BITS - 1)) <= result < 2 ** (INTEGER_BITS - 1):
@@ -140,12 +90,12 @@ def _host(el: Elaborator, op: str, args: Sequence[Any]) -> HostScalar:
             values.append(b.constant(arg, SCALAR_F64.with_dtype("bool")))
         else:
             el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}")
-    return HostScalar(b.op((BINARY if len(args) == 2 else UNARY)[op], *values))
+    return HostScalar(b.op(operation(op, args).name, *values))
 
 
 def _weighted(el: Elaborator, op: str, args: Sequence[Any]) -> Weighted:
     weights = {a.weight for a in args if isinstance(a, Weighted)}
-    if op not in ("+", "-", "*", "/", "neg"):
+    if op not in ("+", "-", "*", "/"):
         el.fail("E-TYPE-006", f"`{op}` of a weighted value", help="`weighted` values are added and scaled only")
     if (op == "*" and len(args) == sum(isinstance(a, Weighted) for a in args)) or (
         op == "/" and isinstance(args[1], Weighted)
@@ -175,18 +125,18 @@ def common_dtype(el: Elaborator, op: str, args: Sequence[Any]) -> str:
 def _tensor(el: Elaborator, op: str, args: Sequence[Any]) -> Value:
     b = el.require_trace().builder
     dtype = common_dtype(el, op, args)
-    name = (BINARY if len(args) == 2 else UNARY)[op]
+    definition = operation(op, args)
     if op == "/" and dtype not in ("f32", "bf16"):
         raise TypeFault(f"`/` divides floats, not {dtype}", "E-TYPE-001", "(quotient x y), or (cast x f32) first")
-    if op in FLOAT_ONLY and dtype not in ("f32", "bf16"):
+    if len(args) == 1 and dtype not in ("f32", "bf16") and all(s.types[0].is_float for s in definition.samples):
         raise TypeFault(f"`{op}` takes floats, not {dtype}", "E-TYPE-001", "(cast x f32) first")
     if dtype not in ("f32", "bf16") and any(isinstance(a, HostScalar) and not is_test(a) for a in args):
         raise TypeFault(f"`{op}` of a tensor of {dtype} and a number that depends on `step`, which is a float",
                         "E-TYPE-001", "(cast x f32) first")  # fmt: skip
     values = broadcast_together(el, op, [el.tensor(a, dtype) for a in args])
     if dtype != "bf16":
-        return b.op(name, *values)
-    result = b.op(name, *[b.cast(v, "f32") for v in values])
+        return b.op(definition.name, *values)
+    result = b.op(definition.name, *[b.cast(v, "f32") for v in values])
     return b.cast(result, "bf16") if result.dtype == "f32" else result
 
 
@@ -209,11 +159,27 @@ def _joint(op: str, a: tuple[int, ...], c: tuple[int, ...], values: Sequence[Val
         if long[len(long) - len(short) :] == short:
             return long
     types = " and ".join(str(v.type) for v in values)
-    raise TypeFault(
-        f"`{op}` of {types}: shapes do not fit",
-        "E-TYPE-002",
-        "equal ranks stretch sizes of 1; a shorter shape must be the tail of the longer: (rearrange …)",
-    )
+    raise TypeFault(f"`{op}` of {types}: {_misfit(a, c)}", "E-TYPE-002", _remedy(a, c))
+
+
+def _misfit(a: tuple[int, ...], c: tuple[int, ...]) -> str:
+    """What keeps two shapes apart."""
+    if len(a) == len(c):
+        apart = [i for i, (m, n) in enumerate(zip(a, c, strict=True)) if m != n and 1 not in (m, n)]
+        return "; ".join(f"axis {i} is {a[i]} in one and {c[i]} in the other" for i in apart[:2])
+    short, long = (f"({' '.join(map(str, shape))})" for shape in sorted((a, c), key=len))
+    return f"{short} is not the tail of {long}"
+
+
+def _remedy(a: tuple[int, ...], c: tuple[int, ...]) -> str:
+    short, long = sorted((a, c), key=len)
+    if len(a) == len(c):
+        return "only a size of 1 stretches; `reshape`, `rearrange` and `slice` give a tensor another shape"
+    if short == long[: len(short)]:
+        kept = " ".join("abcdefgh"[: len(short)])
+        added = " 1" * (len(long) - len(short))
+        return f'reduce with `:keep true`, or add an axis at the end: (rearrange "{kept} -> {kept}{added}" x)'
+    return "a shorter shape must equal the end of the longer: (rearrange …) moves axes or adds one"
 
 
 def broadcast_to(el: Elaborator, value: Value, shape: tuple[int, ...]) -> Value:

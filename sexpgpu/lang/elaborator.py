@@ -8,9 +8,9 @@ elaborator first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
@@ -39,6 +39,7 @@ MAX_DEPTH = 256
 MAX_SIZE = 2**48
 """No axis, count or batch is larger."""
 
+PATH_PART = re.compile(r"[\w?!+-]+")
 DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical", "permutation")
 """Operations whose `:name` is a part of the path that their bits depend on."""
 _ARITY_HELP = {
@@ -87,7 +88,8 @@ class Elaborator:
         hidden = [place for place in places if place.source.is_library]
         if hidden and own and places and places[-1] is not blamed:
             notes.append(f"inside the library, at {hidden[-1]}")
-        callers = [place for place in own[:-1] if blamed is not None and not _contains(place, blamed)]
+        # A form around the next one is no call of it: `let` around `(net x)`, say.
+        callers = [place for place, inner in pairwise(own) if not _contains(place, inner)]
         notes += [f"called from {place}" for place in reversed(callers[-3:])]
         return Diagnostic(code, message, blamed, tuple(labels), (help,) if help else (), tuple(notes))
 
@@ -95,14 +97,6 @@ class Elaborator:
         """The innermost form of the user's own files on the way to `span`; `span` itself if there is none."""
         own = [p for p in (*self.stack, span) if not p.source.is_library]
         return own[-1] if own else span
-
-    @contextmanager
-    def faults_at(self, span: Span) -> Iterator[None]:
-        """Turn a TypeFault of the block into a diagnostic at `span`."""
-        try:
-            yield
-        except TypeFault as fault:
-            self.fail(fault.code, fault.message, span, help=fault.help)
 
     def located(self, make: Callable[[], T]) -> T:
         """What `make` gives; faults of data, which know no file, are placed at the form under evaluation."""
@@ -175,8 +169,9 @@ class Elaborator:
         if isinstance(head, Symbol) and head.name in self.specials and scope.holder(head.name) is None:
             self.stack.append(form.span)
             try:
-                with self.faults_at(form.span):
-                    return self.specials[head.name](self, form, scope)
+                return self.specials[head.name](self, form, scope)
+            except TypeFault as fault:
+                self.fail(fault.code, fault.message, form.span, help=fault.help)
             finally:
                 self.stack.pop()
         function = self.eval(head, scope)
@@ -253,7 +248,7 @@ class Elaborator:
 
     def _path(self, parts: Sequence[str], span: Span) -> tuple[str, ...]:
         for part in parts:
-            if not re.fullmatch(r"[\w?!+-]+", part):
+            if not PATH_PART.fullmatch(part):
                 self.fail(
                     "E-FORM-001", f"`{part}` is no part of a path, which is made of letters, digits, `-` and `_`", span
                 )
@@ -289,7 +284,10 @@ class Elaborator:
             case Reference(kind="generator"):
                 assert self.call_generator is not None
                 return self.call_generator(function.name, tuple(positional), keywords, span, bound)
-        self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span)
+        help = ""
+        if isinstance(function, bool | int | float | str | tuple):
+            help = "round brackets are a call; values in a row are a vector, in square ones: [8 16]"
+        self.fail("E-CALL-001", f"{kind_of(function)} cannot be called", span, help=help)
 
     def _apply_builtin(
         self, builtin: Builtin, positional: Sequence[Any], keywords: dict[str, Any], span: Span, bound: str | None
@@ -322,7 +320,8 @@ class Elaborator:
         try:
             return builtin.call(self, *positional, **keywords)
         except TypeFault as fault:
-            self.fail(fault.code, fault.message, span, help=fault.help, labels=_operand_labels(operands, positional))
+            labels = self._operand_labels(operands, positional, span)
+            self.fail(fault.code, fault.message, span, help=fault.help, labels=labels)
         finally:
             self.bound = None
             if trace is not None and before is not None:
@@ -444,6 +443,20 @@ class Elaborator:
         local = self.bind(definition.name, options, (), keywords, definition.scope, span)
         return OptimizerRule(definition, dict(local.names), span)
 
+    def _operand_labels(self, operands: Sequence[Form], values: Sequence[Any], span: Span) -> tuple[Label, ...]:
+        """What each operand is and where it comes from, where several tensors of the user's own files meet."""
+        tensors = [(f, v) for f, v in zip(operands, values, strict=False) if isinstance(v, Value)]
+        if len(tensors) < 2 or any(f.span.source.is_library for f, _ in tensors):
+            return ()
+        labels: dict[Span, str] = {}
+        for form, value in tensors:
+            named = isinstance(form, Symbol)
+            labels[form.span] = f"{form.span.text} is {value.type}" if named else f"{value.type}"
+            made = self.trace.original(value).node.origin.place if self.trace is not None and named else None
+            if made is not None and not made.source.is_library and not _contains(made, span):
+                labels.setdefault(made, f"{form.span.text} comes from here")
+        return tuple(Label(place, text) for place, text in labels.items())
+
     # Conversions that operations share.
 
     def require_trace(self) -> Trace:
@@ -551,14 +564,6 @@ class Elaborator:
         if len(set(found)) != len(found):
             self.fail("E-TYPE-005", f"axis {max(found, key=found.count)} is named twice")
         return tuple(sorted(found))
-
-
-def _operand_labels(operands: Sequence[Form], values: Sequence[Any]) -> tuple[Label, ...]:
-    """What each operand is, where several tensors of the user's own files meet."""
-    tensors = [(f, v) for f, v in zip(operands, values, strict=False) if isinstance(v, Value)]
-    if len(tensors) < 2 or any(f.span.source.is_library for f, _ in tensors):
-        return ()
-    return tuple(Label(form.span, f"{value.type}") for form, value in tensors)
 
 
 class Ambient:

@@ -9,19 +9,21 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sexpgpu.data import BatchSource
-from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, nearest
 from sexpgpu.ir.types import DTYPES, TensorType
 from sexpgpu.lang.averages import Average, averaging_rate, weights_name
 from sexpgpu.lang.builtins import BUILTINS
+from sexpgpu.lang.collector import Collector, place
 from sexpgpu.lang.elaborator import Ambient, Elaborator
 from sexpgpu.lang.experiment import (
     CheckpointRule,
@@ -35,6 +37,7 @@ from sexpgpu.lang.experiment import (
     Run,
     Update,
 )
+from sexpgpu.lang.files import DISK, Files
 from sexpgpu.lang.inner import call_generator
 from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.loops import LOOPS
@@ -46,12 +49,10 @@ from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
+from sexpgpu.lang.warnings import too_large_to_try, unread_fields, unread_names
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, String, Symbol, load_source
-
-LARGE = 30_000_000
-"""Parameters from which a file wants a variant `smoke`."""
+from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, read
 
 RECURSION_LIMIT = 20_000
 """Python frames for 256 nested calls of the language, each of which takes a few dozen."""
@@ -64,6 +65,7 @@ def _step(el: Elaborator, span: Span) -> HostScalar:
 def _training(el: Elaborator, span: Span) -> bool:
     if el.trace is None:
         el.fail("E-TYPE-006", "`training` is known inside a metric or a generator only", span)
+    el.world.training_reads += 1
     return el.trace.ambient.training
 
 
@@ -77,40 +79,23 @@ def _base_scope() -> Scope:
 
 
 @cache
-def _library_sources() -> tuple[Source, ...]:
+def library_forms() -> Mapping[Source, ReadResult]:
+    """The files of the library and their forms, read once."""
     folder = resources.files("sexpgpu") / "std"
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".sx")), key=lambda f: f.name)
-    return tuple(Source(f"std/{f.name}", f.read_text("utf-8")) for f in files)
+    sources = [Source(f"std/{f.name}", f.read_text("utf-8")) for f in files]
+    return MappingProxyType({source: read(source) for source in sources})
 
 
-class _Collector:
-    """Gathers the diagnostics of a phase; `attempt` runs one piece of it."""
-
-    def __init__(self) -> None:
-        self.found: list[Diagnostic] = []
-        self.poisoned = False
-
-    def attempt(self, work: Callable[[], Any]) -> Any:
-        try:
-            return work()
-        except DiagnosticError as error:
-            self.found += error.diagnostics
-        except Poisoned:
-            self.poisoned = True
-        return None
-
-    def stop(self) -> None:
-        """Raise what was gathered, sorted by place, each once."""
-        if self.found:
-            # One fault of a model shows once, however many metrics come to it.
-            unique = {(d.code, d.message, d.span): d for d in reversed(self.found)}
-            raise DiagnosticError(sorted(unique.values(), key=_place))
-        assert not self.poisoned, "a poisoned use without an error"
-
-
-def _place(diagnostic: Diagnostic) -> tuple[str, int]:
-    span = diagnostic.span
-    return (span.source.name, span.start) if span is not None else ("", 0)
+@cache
+def _library_scope() -> Scope:
+    """The names of the library, which no elaboration changes."""
+    el = Elaborator({**SPECIALS, **LOOPS, **RECOMPUTE})
+    library = Module(Scope(_base_scope()), Path())
+    for source, forms in library_forms().items():
+        wrong = declare(el, library, source, forms)
+        assert not wrong, wrong
+    return library.scope
 
 
 def load_experiment(
@@ -120,17 +105,22 @@ def load_experiment(
     settings: Mapping[str, str] | None = None,
     run: str | None = None,
     keys: Mapping[str, Mapping[str, str]] | None = None,
+    disk: Files = DISK,
+    elaborator: Callable[[dict[str, Any]], Elaborator] = Elaborator,
 ) -> Experiment:
     """Elaborate the file at `path`.
 
     variant, settings: overrides of its constants. run: which `defrun`, if it has several.
-    keys: for generators by name, keywords given as text. Raises DiagnosticError with all errors of the phase.
+    keys: for generators by name, keywords given as text. disk: where texts and data come from. elaborator: makes the
+    evaluator from the table of special forms; one that looks on is the language server's.
+    Raises DiagnosticError with all errors of the phase.
     """
-    source = load_source(path)
+    source = disk.source(path)
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
-        return _Loading(source, Path(path), dict(settings or {}), variant).experiment(run, keys or {})
+        el = elaborator({**SPECIALS, **LOOPS, **RECOMPUTE})
+        return _Loading(el, disk, source, Path(path), dict(settings or {}), variant).experiment(run, keys or {})
     except RecursionError:
         message = "the forms of this file are nested too deeply to be elaborated"
         raise DiagnosticError(
@@ -143,18 +133,16 @@ def load_experiment(
 class _Loading(FormReader):
     """One elaboration of one file."""
 
-    def __init__(self, source: Source, path: Path, settings: dict[str, str], variant: str | None) -> None:
+    def __init__(
+        self, el: Elaborator, disk: Files, source: Source, path: Path, settings: dict[str, str], variant: str | None
+    ) -> None:
         self.source = source
         self.path = path
-        el = Elaborator({**SPECIALS, **LOOPS, **RECOMPUTE})
-        library = Module(Scope(_base_scope()), path.parent)
-        for text in _library_sources():
-            wrong = declare(el, library, text)
-            assert not wrong, wrong
         resolved = path.resolve()
-        super().__init__(el, Module(Scope(library.scope), path.parent, (resolved,)))
-        collector = _Collector()
-        collector.found += declare(self.el, self.module, source, resolved)
+        super().__init__(el, Module(Scope(_library_scope()), path.parent, (resolved,), disk=disk))
+        self._indifferent: dict[tuple[Any, ...], Objective] = {}
+        self.collector = collector = Collector()
+        collector.found += declare(self.el, self.module, source, read(source), resolved)
         collector.stop()
         self.el.defined = self.module.spans
         self.el.call_generator = lambda name, *call: call_generator(
@@ -166,24 +154,25 @@ class _Loading(FormReader):
             if isinstance(value, Lazy):
                 symbol = Symbol(name, self.module.spans[name])
                 collector.attempt(partial(self.el.lookup, symbol, self.module.scope))
-        collector.stop()
 
     # The phases of elaboration.
 
     def experiment(self, run_name: str | None, keys: Mapping[str, Mapping[str, str]]) -> Experiment:
-        declared = self._choose_run(run_name)
-        collector = _Collector()
+        # What needs a definition that failed is left out, so the phases go on and report what is independent of it.
+        collector = self.collector
+        declared = collector.attempt(partial(self._choose_run, run_name))
+        if declared is None:
+            collector.stop()
+        assert declared is not None
         seed = collector.attempt(lambda: self._integer(declared, "seed", 0))
         microbatches = collector.attempt(lambda: self._integer(declared, "microbatches", 1, 1))
         times = collector.attempt(partial(self._times, declared))
         maker = LoaderMaker(self.el, self.module, seed or 0, microbatches or 1, times or {})
-        for name in self.module.loaders if microbatches and times is not None else ():
+        for name in self.module.loaders:
             collector.attempt(partial(maker.make, name))
-        collector.stop()
         self.loaders: dict[str, BatchSource] = maker.made
         for average in self.module.averages.values():
             collector.attempt(partial(self._average, average))
-        collector.stop()
         # The run comes first: parameters and fed scalars stand in the order of training, whatever else a file has.
         run = collector.attempt(partial(self._run, declared, seed or 0))
         evaluations = {
@@ -194,7 +183,8 @@ class _Loading(FormReader):
             for d in self.module.generators.values()
             if not self._takes_values(d)
         }
-        for average in self.module.averages.values():
+        collector.stop()
+        for average in self.module.averages.values():  # patterns are looked up among parameters that were all made
             collector.attempt(partial(self._over, average.keyed.get("over"), ()))
         collector.stop()
         assert run is not None
@@ -204,7 +194,7 @@ class _Loading(FormReader):
             self.source.name, self.source.text, self._included(), self.overrides, run,
             self.el.world.parameters, self.el.world.states, averages, weights,
             self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
-            tuple(self.module.variants), tuple(self._warnings(run)),
+            tuple(self.module.variants), tuple(self._warnings(run, evaluations.values())),
         )  # fmt: skip
 
     def _scope(self, declared: Declared) -> Scope:
@@ -262,6 +252,8 @@ class _Loading(FormReader):
     def _objective(
         self, form: Form, loader: str | None, training: bool, name: str, weights: str | None = None
     ) -> Objective:
+        if loader is not None and loader not in self.loaders:
+            raise Poisoned
         fields = self.loaders[loader].fields if loader is not None else {}
         metric = self._metric(form)
         read = [p.name for p in metric.parameters]
@@ -273,9 +265,18 @@ class _Loading(FormReader):
                     form.span,
                     help=f"take ({valid} (bool _)) as a parameter and leave padded rows out",
                 )
-        return trace_objective(
+        # A metric that never asks whether it is in training has one graph, in a loss and in evaluations.
+        key = (id(metric), tuple(fields.items()), weights)
+        known = self._indifferent.get(key)
+        if known is not None:
+            return replace(known, graph=replace(known.graph, name=name))
+        reads = self.el.world.training_reads
+        made = trace_objective(
             self.el, metric, fields, loader, training=training, name=name, span=form.span, weights=weights
         )
+        if self.el.world.training_reads == reads and not made.generators:
+            self._indifferent[key] = made
+        return made
 
     def _evaluation(self, declared: Declared) -> Evaluation:
         loader = self._loader_named(declared)
@@ -292,9 +293,12 @@ class _Loading(FormReader):
         if not declared.plain:
             self._fail("E-FORM-001", f"the evaluation `{declared.name}` names no metric", declared.span)
         weights = self._weights(declared)
+        collector = Collector()
         objectives = tuple(
-            self._objective(f, loader, False, f"{declared.name}.{i}", weights) for i, f in enumerate(declared.plain)
+            collector.attempt(partial(self._objective, f, loader, False, f"{declared.name}.{i}", weights))
+            for i, f in enumerate(declared.plain)
         )
+        collector.hand_up()
         return Evaluation(declared.name, loader, batches, objectives)
 
     def _generator(self, declared: Declared, given: Mapping[str, str]) -> GeneratorGraphs:
@@ -371,7 +375,12 @@ class _Loading(FormReader):
         loader = self._loader_named(declared) or default_loader
         if "loss" not in declared.keyed:
             self._fail("E-FORM-004", f"`{declared.name}` needs `:loss`", declared.span)
-        objective = self._objective(declared.keyed["loss"], loader, True, declared.name)
+        collector = Collector()
+        traced = partial(self._objective, declared.keyed["loss"], loader, True, declared.name)
+        objective = collector.attempt(traced)
+        if objective is None and "optimizer" in declared.keyed:
+            collector.attempt(partial(self._eval, declared.keyed["optimizer"]))
+        collector.hand_up()
         leaf_rules = self._rules(declared, objective, rules) if "optimizer" in declared.keyed else {}
         clip = self._eval(declared.keyed["clip"]) if "clip" in declared.keyed else None
         if isinstance(clip, HostScalar):
@@ -459,19 +468,23 @@ class _Loading(FormReader):
         return loader_times(self.el, self.module, [(name, times) for name, times in read if name is not None])
 
     def _run(self, declared: Declared, seed: int) -> Run:
-        collector = _Collector()
+        collector = Collector()
         rules = RuleTracer(self.el)
         loader = self._loader_named(declared)
         updates = [collector.attempt(partial(self._update, d, loader, rules)) for d in self._updates(declared)]
-        collector.stop()
         if "steps" not in declared.keyed:
-            self._fail("E-FORM-004", "a run needs `:steps`", declared.span)
-        steps = self._integer(declared, "steps", 1, 1)
-        guard = self._word(declared, "on-nonfinite", ("stop", "skip"))
+            missing = partial(self._fail, "E-FORM-004", "a run needs `:steps`", declared.span, help=":steps 1000")
+            collector.attempt(missing)
+        steps = collector.attempt(partial(self._integer, declared, "steps", 1, 1))
+        microbatches = collector.attempt(partial(self._integer, declared, "microbatches", 1, 1))
+        guard = collector.attempt(partial(self._word, declared, "on-nonfinite", ("stop", "skip")))
+        evaluate = collector.attempt(partial(self._events, declared, "evaluate", "eval", steps))
+        generate = collector.attempt(partial(self._events, declared, "generate", "generator", steps))
+        checkpoint = collector.attempt(partial(self._checkpoint, declared))
+        collector.hand_up()
         return Run(
-            declared.name, tuple(updates), self._integer(declared, "microbatches", 1, 1), steps, seed, guard,
-            self._events(declared, "evaluate", "eval", steps), self._events(declared, "generate", "generator", steps),
-            self._diagnostics(declared, updates), self._checkpoint(declared),
+            declared.name, tuple(updates), microbatches, steps, seed, guard, evaluate, generate,
+            self._diagnostics(declared, updates), checkpoint,
         )  # fmt: skip
 
     def _events(self, declared: Declared, key: str, kind: str, steps: int) -> tuple[Event, ...]:
@@ -546,30 +559,14 @@ class _Loading(FormReader):
         every = self._integer(declared, "every", 1, 1)
         return DiagnosticRule(declared.name, graphs, groups, reducer, after, every)
 
-    # Warnings.
-
-    def _warnings(self, run: Run) -> list[Diagnostic]:
-        found = list(dict.fromkeys(self.el.warnings))
-        moved = {name for update in run.updates for name in update.rules}
-        seen = {n.removeprefix("slot:") for update in run.updates for n in update.objective.reads}
-        for name, parameter in self.el.world.parameters.items():
-            if name not in moved and name not in seen:
-                found.append(
-                    Diagnostic("W-PARAM-001", f"no loss reaches the parameter `{name}`", parameter.span,
-                               (Label(parameter.span, "made here"),))
-                )  # fmt: skip
-        for name, span in self.module.spans.items():
-            by_command = (self.module.runs, self.module.evaluations, self.module.generators)
-            known = name in self.module.mentioned or any(name in table for table in by_command)
-            if known or span.source is not self.source:
-                continue
-            found.append(Diagnostic("W-NAME-001", f"`{name}` is defined, but nothing uses it", span))
-        size = sum(parameter.type.size for parameter in self.el.world.parameters.values())
-        if size >= LARGE and "smoke" not in self.module.variants:
-            message = f"{size:,} parameters and no variant `smoke`"
-            help = ("(defvariant smoke (CONSTANT SMALL) …) makes a trial cheap; without one, try --steps 3 on the GPU",)
-            found.append(Diagnostic("W-VARIANT-001", message, help=help))
-        return sorted(found, key=_place)
+    def _warnings(self, run: Run, evaluations: Iterable[Evaluation]) -> list[Diagnostic]:
+        found = [
+            *dict.fromkeys(self.el.warnings),
+            *unread_names(self.module, self.source, self.el.world, run),
+            *unread_fields(self.module, self.loaders, run, evaluations),
+            *too_large_to_try(self.el.world, self.module),
+        ]
+        return sorted(found, key=place)
 
 
 def group_of(name: str, pattern: str) -> str | None:

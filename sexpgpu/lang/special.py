@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from sexpgpu.diagnostics import Label, nearest
@@ -14,9 +15,10 @@ from sexpgpu.ir.graph import Graph, Value, reachable
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.arithmetic import arithmetic, broadcast_to, where
 from sexpgpu.lang.averages import weights_name
+from sexpgpu.lang.collector import Collector
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.patterns import bind_pattern, parse_parameters, pattern_names, type_value
-from sexpgpu.lang.scope import Scope
+from sexpgpu.lang.scope import POISON, Scope
 from sexpgpu.lang.trace import SCALAR_F32, SCALAR_F64, Ambient, Initialised, Measured, StateSet, Trace
 from sexpgpu.lang.values import Builtin, Due, Function, HostScalar, Next, Proposal, Weighted, kind_of
 from sexpgpu.source import Span
@@ -97,13 +99,27 @@ def _need(el: Elaborator, form: List, low: int, high: int | None, shape: str) ->
 def _let(el: Elaborator, form: List, scope: Scope) -> Any:
     _need(el, form, 2, None, "(let [name V …] BODY)")
     local = Scope(scope)
+    collector = Collector()
     for pattern, value_form in pairs(el, form.items[1], "a binding list"):
-        el.bound = pattern.name if isinstance(pattern, Symbol) else "-".join(pattern_names(pattern))
-        value = el.eval(value_form, local)
+        local = Scope(local, dict.fromkeys(pattern_names(pattern), POISON))
+        collector.attempt(partial(_bind_value, el, pattern, value_form, local))
+        if any(d.code == "E-CALL-004" for d in collector.found):
+            collector.hand_up()  # a recursion without an end would be tried again by every binding on the way out
+    # A body without what failed has no value, but it may hold mistakes of its own.
+    value = collector.attempt(partial(el.eval_body, form.items[2:], local))
+    collector.hand_up()
+    return value
+
+
+def _bind_value(el: Elaborator, pattern: Form, form: Form, local: Scope) -> None:
+    """Bind in `local` what `form` gives in the scope around it."""
+    assert local.outer is not None
+    el.bound = pattern.name if isinstance(pattern, Symbol) else "-".join(pattern_names(pattern))
+    try:
+        value = el.eval(form, local.outer)
+    finally:
         el.bound = None
-        local = Scope(local)
-        bind_pattern(el, pattern, value, local)
-    return el.eval_body(form.items[2:], local)
+    bind_pattern(el, pattern, value, local)
 
 
 def _fn(el: Elaborator, form: List, scope: Scope) -> Function:
@@ -378,7 +394,8 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
                 labels=[Label(found.span, "the other")])  # fmt: skip
     weights = trace.ambient.weights if word == "param" else None
     average = None if weights is None else el.world.averages.get(weights)
-    return trace.slot(average.slot(path) if average is not None and average.covers(path) else path, type)
+    with trace.made_at(form.span):
+        return trace.slot(average.slot(path) if average is not None and average.covers(path) else path, type)
 
 
 def _param(el: Elaborator, form: List, scope: Scope) -> Value:
@@ -527,8 +544,13 @@ def record_state(el: Elaborator, trace: Trace, made: StateSet, span: Span) -> No
             el.fail("E-STATE-001", f"the lane `{name}` is set twice in one call", span,
                     labels=[Label(before.span, "set here first")])  # fmt: skip
         if before.reduce != made.reduce or (before.using is None) != (made.using is None):
-            el.fail("E-STATE-001", f"the state `{name}` is set twice, differently", span,
-                    labels=[Label(before.span, "the other")])  # fmt: skip
+            how, here = (
+                f"`:reduce {s.reduce}`{' and `:using`' if s.using is not None else ''}" for s in (before, made)
+            )
+            el.fail("E-STATE-001", f"the state `{name}` is set twice, in two ways", span,
+                    labels=[Label(before.span, f"by {how} here"), Label(span, f"and by {here} here")],
+                    help="values of one state fold in one way: give both the same keywords, or make two states",
+                    )  # fmt: skip
         b, value, count = trace.builder, made.value, before.count + made.count
         if made.reduce == "mean":
             parts = [b.scale(s.value, s.count) if s.count > 1 else s.value for s in (before, made)]
@@ -566,7 +588,8 @@ def _grad(el: Elaborator, form: List, scope: Scope) -> Any:
     b = trace.builder
     for point, item in zip(points, form.items[2:], strict=True):
         if not point.type.is_float:
-            el.fail("E-TYPE-009", f"`grad` with respect to {point.type}, which is no float", item.span)
+            el.fail("E-TYPE-009", f"`grad` with respect to {point.type}, which is no float", item.span,
+                    help="integers and booleans have no derivative; (cast x f32) before the function does")  # fmt: skip
     # Each `grad` has copies of its own, so that a nested one does not mistake its argument for another's.
     trace.num_gradients += 1
     copies = [b.op("cast", p, dtype=p.dtype, copy=trace.num_gradients) for p in points]

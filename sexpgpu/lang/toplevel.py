@@ -8,15 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sexpgpu.data import ArraysSpec, Dataset, DataSpec, TextSpec, TokensSpec, open_dataset
+from sexpgpu.data import Dataset, DataSpec
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.lang.elaborator import Elaborator
+from sexpgpu.lang.files import DISK, Files
 from sexpgpu.lang.patterns import parse_parameters
 from sexpgpu.lang.scope import Lazy, Scope
-from sexpgpu.lang.special import later, name_of, options, pairs, test
+from sexpgpu.lang.sources import KINDS, data_spec
+from sexpgpu.lang.special import name_of, options, pairs
 from sexpgpu.lang.values import DataHandle, Function, OptimizerDefinition, Reference
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, String, Symbol, Vector, load_source, read
+from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, Vector, read
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,7 @@ class Module:
     runs: dict[str, Declared] = field(default_factory=dict)
     datasets: dict[str, Dataset] = field(default_factory=dict)
     mentioned: set[str] = field(default_factory=set)
+    disk: Files = DISK
 
     def scope_of(self, form: Form) -> Scope:
         """Where the names of `form` resolve: in the file that it is written in."""
@@ -170,6 +173,7 @@ def _defoptimizer(el: Elaborator, module: Module, form: List) -> None:
     if len(form.items) < 4 or not isinstance(form.items[2], List):
         el.fail("E-FORM-001", f"this form is {shape}", form.span)
     plain, keyed = options(el, form.items[3:], ("state",), "defoptimizer")
+    doc = plain.pop(0) if len(plain) > 1 and isinstance(plain[0], String) else None
     parameters = parse_parameters(el, form.items[2].items)
     if sum(not p.keyword for p in parameters) != 2 or not plain:
         el.fail("E-FORM-001", f"an optimizer takes a parameter and its gradient, then keywords: {shape}", form.span)
@@ -177,12 +181,13 @@ def _defoptimizer(el: Elaborator, module: Module, form: List) -> None:
     if "state" in keyed:
         state = [(name_of(el, p, "a state"), v) for p, v in pairs(el, keyed["state"], "`:state`")]
     module.scope.names[name] = OptimizerDefinition(
-        name, parameters, tuple(state), tuple(plain), module.scope, form.span
-    )
+        name, parameters, tuple(state), tuple(plain), module.scope, form.span,
+        doc.value if isinstance(doc, String) else "",
+    )  # fmt: skip
 
 
 def _defdata(el: Elaborator, module: Module, form: List) -> None:
-    shape = '(defdata NAME (text|tokens|arrays "PATH" …))'
+    shape = f'(defdata NAME ({"|".join(KINDS)} "PATH" …))'
     name = _name(el, module, form, shape)
     if len(form.items) != 3 or not isinstance(form.items[2], List) or not form.items[2].items:
         el.fail("E-FORM-001", f"this form is {shape}", form.span)
@@ -190,8 +195,8 @@ def _defdata(el: Elaborator, module: Module, form: List) -> None:
 
     def compute() -> DataHandle:
         el.stack = [source.span]
-        spec = _data_spec(el, source, module.scope)
-        dataset = el.located(lambda: open_dataset(spec, module.base))
+        spec = data_spec(el, source, module.scope)
+        dataset = _opened(el, module, spec)
         module.datasets[name] = dataset
         el.stack = []
         return DataHandle(name, dataset)
@@ -199,54 +204,14 @@ def _defdata(el: Elaborator, module: Module, form: List) -> None:
     module.scope.names[name] = Lazy(compute)
 
 
-def _data_spec(el: Elaborator, source: List, scope: Scope) -> DataSpec:
-    kinds = {"text": ("by",), "tokens": ("vocabulary",), "arrays": ()}
-    head = source.items[0]
-    kind = head.name if isinstance(head, Symbol) else ""
-    if kind == "if":
-        return _data_spec(el, _chosen_source(el, source, scope), scope)
-    if kind in ("table", "image", "lines"):
-        el.fail("E-FORM-001", later(f"the data `{kind}`"), head.span, help=f"this one has: {', '.join(kinds)}")
-    if kind not in kinds:
-        near = nearest(kind, kinds)
-        el.fail("E-FORM-001", f"`{head.span.text}` is no kind of data", head.span,
-                help=f"`{near}` is a near name" if near else f"the kinds: {', '.join(kinds)}")  # fmt: skip
-    plain, keyed = options(el, source.items[1:], kinds[kind], kind)
-    if len(plain) != 1:
-        el.fail("E-FORM-001", f'data is named by one path: ({kind} "PATH" …)', source.span)
-    path = el.eval(plain[0], scope)
-    if not isinstance(path, str):
-        el.fail("E-TYPE-006", "a path is a string", plain[0].span)
-    if kind == "arrays":
-        return ArraysSpec(path)
-    if kind == "tokens":
-        if "vocabulary" not in keyed:
-            el.fail("E-FORM-004", "`tokens` needs `:vocabulary`, the number of distinct ids", source.span)
-        return TokensSpec(path, el.size(el.eval(keyed["vocabulary"], scope), keyed["vocabulary"].span))
-    by = keyed.get("by")
-    if by is None:
-        return TextSpec(path)
-    match by:
-        case Symbol(name="characters"):
-            return TextSpec(path, "characters")
-        case Symbol(name="bytes"):
-            return TextSpec(path, "bytes")
-    el.fail("E-FORM-003", "`:by` is characters or bytes", by.span)
-
-
-def _chosen_source(el: Elaborator, form: List, scope: Scope) -> List:
-    """The source that `(if TEST SOURCE … SOURCE)` chooses; the others are not opened."""
-    parts = form.items[1:]
-    if len(parts) < 3 or len(parts) % 2 == 0:
-        el.fail("E-FORM-001", "a choice of data is (if TEST SOURCE TEST SOURCE … SOURCE)", form.span)
-    chosen = parts[-1]
-    for index in range(0, len(parts) - 1, 2):
-        if test(el, parts[index], scope, "if"):
-            chosen = parts[index + 1]
-            break
-    if not isinstance(chosen, List) or not chosen.items:
-        el.fail("E-FORM-001", '`if` chooses between sources of data: (text|tokens|arrays "PATH" …)', chosen.span)
-    return chosen
+def _opened(el: Elaborator, module: Module, spec: DataSpec) -> Dataset:
+    try:
+        return el.located(lambda: module.disk.dataset(spec, module.base))
+    except DiagnosticError as error:
+        stand_in = module.disk.stand_in(spec, error.diagnostics)
+        if stand_in is None:
+            raise
+        return stand_in
 
 
 def _include(el: Elaborator, module: Module, form: List) -> None:
@@ -261,13 +226,13 @@ def _include(el: Elaborator, module: Module, form: List) -> None:
     if resolved not in module.files:
         try:
             # A name that begins with `std/` would pass for the library.
-            source = load_source(f"./{path}" if str(path).startswith("std/") else path)
+            source = module.disk.source(f"./{path}" if str(path).startswith("std/") else path)
         except DiagnosticError as error:
             raise DiagnosticError([replace(d, span=d.span or written.span) for d in error.diagnostics]) from None
         inner = replace(
             module, scope=Scope(module.scope.outer), base=path.parent, chain=(*module.chain, resolved)
         )
-        found = declare(el, inner, source, resolved)
+        found = declare(el, inner, source, read(source), resolved)
         if found:
             raise DiagnosticError(found)
     _, scope = module.files[resolved]
@@ -342,12 +307,13 @@ def mention(names: set[str], form: Form, *, in_variant: bool = False) -> None:
                 mention(names, item)
 
 
-def declare(el: Elaborator, module: Module, source: Source, path: Path | None = None) -> list[Diagnostic]:
+def declare(
+    el: Elaborator, module: Module, source: Source, result: ReadResult, path: Path | None = None
+) -> list[Diagnostic]:
     """Enter every form of `source` in `module`; gives what was wrong, all of it. path: the file, resolved."""
     if path is not None:
         module.files[path] = source, module.scope
         module.scopes[id(source)] = module.scope
-    result = read(source)
     if result.diagnostics:
         return list(result.diagnostics)
     found: list[Diagnostic] = []

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any
 
 from sexpgpu.ir.builder import Builder
-from sexpgpu.ir.graph import Graph, Value
+from sexpgpu.ir.graph import Graph, Origin, Value
 from sexpgpu.ir.program import FEED, SLOT
 from sexpgpu.ir.types import TensorType
 from sexpgpu.source import Span
@@ -54,12 +54,13 @@ class Schedule:
 
 @dataclass
 class World:
-    """What every trace of one experiment shares."""
+    """What every trace of one experiment shares. training_reads: how often `training` has been read."""
 
     schedule: Schedule = field(default_factory=Schedule)
     parameters: dict[str, Initialised] = field(default_factory=dict)
     states: dict[str, Initialised] = field(default_factory=dict)
     averages: dict[str, Any] = field(default_factory=dict)
+    training_reads: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +169,21 @@ class Trace:
         """The value as one of this graph; None if it belongs to another one."""
         return value if self.owns(value) else None
 
+    def original(self, value: Value) -> Value:
+        """The value as it was made, where this graph only captures it."""
+        return value
+
+    @contextmanager
+    def made_at(self, span: Span | None) -> Iterator[None]:
+        """Nodes of the block come from `span`, and from what is around it."""
+        before = self.builder.origin
+        around = before if before.span else None
+        self.builder.origin = before if span is None else Origin(span, "called from" if around else "", around)
+        try:
+            yield
+        finally:
+            self.builder.origin = before
+
     def path(self, name: str) -> str:
         """The full path of a parameter, state or measure called `name` here."""
         return ".".join((*self.scope, name))
@@ -233,6 +249,11 @@ class BodyTrace(Trace):
             return value
         outside = self.outer.adopt(value)
         return None if outside is None else self._capture(outside)
+
+    def original(self, value: Value) -> Value:
+        """The value as it was made, where this graph only captures it."""
+        outside = next((outer for outer, inner in self.captured.items() if inner is value), None)
+        return value if outside is None else self.outer.original(outside)
 
     def _capture(self, value: Value) -> Value:
         found = self.captured.get(value)

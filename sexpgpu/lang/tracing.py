@@ -86,7 +86,8 @@ def _field(el: Elaborator, trace: Trace, parameter: Parameter, fields: Fields, l
         el.fail("E-DATA-005", f"the loader `{loader}` has no field `{parameter.name}`", parameter.span or span,
                 help=f"`{near}` is a near name" if near else f"its fields: {', '.join(fields)}")  # fmt: skip
     dtype, shape = fields[parameter.name]
-    return trace.feed(f"batch.{parameter.name}", TensorType(dtype, shape))
+    with trace.made_at(parameter.span):
+        return trace.feed(f"batch.{parameter.name}", TensorType(dtype, shape))
 
 
 class RuleTracer:

@@ -85,7 +85,7 @@ class Function:
 @dataclass(frozen=True, slots=True, eq=False)
 class Builtin:
     """An operation of the language written in Python; `call` takes the elaborator first. words: keywords whose value
-    is a bare word, as in `:fold add`."""
+    is a bare word, as in `:fold add`. doc: its page of the manual, as `sexpgpu.lang.manual` reads it."""
 
     name: str
     call: Callable[..., Any]
@@ -95,6 +95,7 @@ class Builtin:
     any_keyword: bool
     num_required: int
     words: frozenset[str] = frozenset()
+    doc: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -107,6 +108,7 @@ class OptimizerDefinition:
     body: tuple[Form, ...]
     scope: Scope
     span: Span
+    doc: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sexpgpu.data import StoredArray, WeightFiles, open_weights
+from sexpgpu.data import StoredArray, WeightFiles
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, nearest
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Graph
@@ -103,7 +103,7 @@ class WeightReader(FormReader):
             self._fail("E-TYPE-006", f"a path is a string, not {kind_of(written)}", form.span)
         self.el.stack = [form.span]
         base = self.module.folder_of(form)
-        files = self.el.located(lambda: open_weights(written, base))
+        files = self.el.located(lambda: self.module.disk.weights(written, base))
         return files, [self._rule(r) for r in rules] or [_Rule(WHOLE, WHOLE, "", "")]
 
     def _rule(self, form: Form) -> _Rule:
@@ -147,7 +147,9 @@ class WeightReader(FormReader):
                 taken.add(theirs)
                 fitted = self._fitted(own[name].type, stored, rule.notation)
                 if isinstance(fitted, str):
-                    notes.append(f"mis-shaped: `{theirs}` {_shown(stored)} for `{root}{name}` {own[name].type}{fitted}")
+                    turned = not rule.notation and stored.shape == own[name].type.shape[::-1] and len(stored.shape) == 2
+                    hint = ', which "o i -> i o" would make of it' if turned else fitted
+                    notes.append(f"mis-shaped: `{theirs}` {_shown(stored)} for `{root}{name}` {own[name].type}{hint}")
                     continue
                 self.found[root + name] = ImportedWeight(own[name].type, files, theirs, rule.notation, fitted)
         return notes

@@ -213,11 +213,10 @@ def admit(plan: ProgramPlan, budget_bytes: int) -> ProgramPlan:
     """
     if plan.peak_bytes <= budget_bytes:
         return plan
-    parts = ", ".join(f"{name} {_gib(num_bytes)}" for name, num_bytes in plan.parts().items())
-    message = (
-        f"the run would hold {_gib(plan.peak_bytes)} GiB at its peak and {_gib(budget_bytes)} GiB may be "
-        f"used; in GiB: {parts}"
-    )
+    sizes = sorted(plan.parts().items(), key=lambda part: -part[1])
+    parts = ", ".join(f"{name} {shown_size(num_bytes)}" for name, num_bytes in sizes)
+    peak, budget = shown_size(plan.peak_bytes), shown_size(budget_bytes)
+    message = f"the run would hold {peak} at its peak, and {budget} may be used"
     persistent = sum(plan.slot_bytes.values()) + plan.constants_bytes
     if persistent > budget_bytes:
         help = (
@@ -225,18 +224,20 @@ def admit(plan: ProgramPlan, budget_bytes: int) -> ProgramPlan:
             "use a smaller model, or `--variant smoke`"
         )
     else:
-        rest, now = _gib(budget_bytes - persistent), _gib(plan.peak_bytes - persistent)
+        rest, now = shown_size(budget_bytes - persistent), shown_size(plan.peak_bytes - persistent)
         help = (
             "use a smaller batch with more `:microbatches`, or `--variant smoke`: "
-            f"what depends on the batch must fit in {rest} GiB and takes {now} now"
+            f"what depends on the batch must fit in {rest} and takes {now} now"
         )
     at = plan.peak_at
     span = at.origin.place if at is not None else None
-    notes = (f"the arena is fullest in phase `{at.phase}`",) if at is not None else ()
-    raise DiagnosticError(Diagnostic("E-MEM-001", message, span, help=(help,), notes=notes))
+    fullest = (f"the arena is fullest in phase `{at.phase}`",) if at is not None else ()
+    raise DiagnosticError(Diagnostic("E-MEM-001", message, span, help=(help,), notes=(f"it holds {parts}", *fullest)))
 
 
-def _gib(num_bytes: int) -> str:
-    """GiB with enough digits to tell small numbers from nothing."""
-    value = num_bytes / GIB
-    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+def shown_size(num_bytes: int) -> str:
+    """Bytes in the largest unit that leaves a number above 0.1."""
+    for unit, size in (("GiB", GIB), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if num_bytes >= size / 10:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"

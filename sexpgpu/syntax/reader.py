@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from sexpgpu.diagnostics import Diagnostic, Label
@@ -69,6 +70,35 @@ def read(source: Source) -> ReadResult:
         reader.read_all()
     diagnostics = sorted(reader.diagnostics, key=lambda d: d.span.start if d.span is not None else 0)
     return ReadResult(tuple(reader.forms), tuple(diagnostics))
+
+
+def tokens(source: Source) -> Iterator[tuple[str, int, int]]:
+    """The tokens of a text that reads without a diagnostic: kind, start and end, comments and spaces among them.
+
+    The kinds are `gap` (spaces and line comments), `open`, `close`, `string`, `comment` (a block), `skip` (`#;`) and
+    `atom`; one begins where the one before it ends.
+    """
+    at = 0
+    while at < len(source.text):
+        found = _TOKEN.match(source.text, at)
+        assert found is not None and found.lastgroup is not None, (source.name, at)
+        start, at, kind = at, found.end(), found.lastgroup
+        if kind == "comment":
+            at, depth = _comment_end(source.text, start)
+            assert not depth, (source.name, start)
+        yield kind, start, at
+
+
+def _comment_end(text: str, start: int) -> tuple[int, int]:
+    """Where the block comment that begins at `start` ends, and how many `|#` are missing there."""
+    depth, at = 1, start + 2
+    while depth:
+        edge = _COMMENT_EDGE.search(text, at)
+        if edge is None:
+            return len(text), depth
+        depth += 1 if edge[0] == "#|" else -1
+        at = edge.end()
+    return at, 0
 
 
 @dataclass(slots=True)
@@ -383,23 +413,17 @@ class _Reader:
 
     def block_comment(self, start: int) -> None:
         """Pass over a block comment and the ones inside it."""
-        depth, at = 1, start + 2
-        while depth:
-            edge = _COMMENT_EDGE.search(self.text, at)
-            if edge is None:
-                opener = self.span(start, start + 2)
-                self.report(
-                    "E-READ-007",
-                    "this block comment is never ended",
-                    opener,
-                    Label(opener, f"{depth} `|#` missing from here to the end of the text"),
-                    help="add `|#` where the comment should end",
-                )
-                self.told = True
-                at = len(self.text)
-                break
-            depth += 1 if edge[0] == "#|" else -1
-            at = edge.end()
+        at, depth = _comment_end(self.text, start)
+        if depth:
+            opener = self.span(start, start + 2)
+            self.report(
+                "E-READ-007",
+                "this block comment is never ended",
+                opener,
+                Label(opener, f"{depth} `|#` missing from here to the end of the text"),
+                help="add `|#` where the comment should end",
+            )
+            self.told = True
         self.position = at
         self.note_line(start, at)
 

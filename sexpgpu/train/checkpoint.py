@@ -299,6 +299,10 @@ def find_latest(folder: str | os.PathLike[str]) -> tuple[Path | None, list[tuple
     return None, skipped
 
 
+DIGEST_SHOWN = 16
+"""Characters of a digest that a message shows."""
+
+
 def same_experiment(
     meta: Mapping[str, Any],
     digest: str,
@@ -316,17 +320,21 @@ def same_experiment(
         return
     text_differs = file_text is not None and file_text != meta["file_text"]
     overrides_differ = overrides is not None and _plain_json(overrides) != _plain_json(meta["overrides"])
-    notes = [f"the checkpoint has {saved}", f"this experiment has {digest}"]
-    if text_differs:
-        notes.append(_first_difference(meta["file_text"], file_text or ""))
+    differences = []
     if overrides_differ:
-        notes.append(f"overrides then: {_plain_json(meta['overrides'])}; now: {_plain_json(overrides)}")
-    if file_text is not None and overrides is not None and not text_differs and not overrides_differ:
-        notes.append("file and overrides are the same: the data or the version of sexpgpu changed")
+        differences.append(_other_overrides(meta["overrides"], overrides))
+    if text_differs:
+        differences.append(_first_difference(meta["file_text"], file_text or ""))
+    notes = differences[1:]
+    if not differences:
+        if file_text is not None and overrides is not None:
+            differences.append("file and overrides are the same: the data or the version of sexpgpu changed")
+        notes.append(f"its digest was {saved[:DIGEST_SHOWN]} then and is {digest[:DIGEST_SHOWN]} now")
+    first = f": {differences[0]}" if differences else ""
     raise DiagnosticError(
         Diagnostic(
             "E-CKPT-003",
-            "the checkpoint belongs to another experiment",
+            f"the checkpoint belongs to another experiment{first}",
             help=(
                 "resume with the file, overrides and data that the checkpoint was made with (its "
                 "`checkpoint.json` keeps the text), or start a new run without `--resume`",
@@ -469,6 +477,17 @@ def _record_bytes(record: Mapping[str, Any]) -> bytes:
 
 def _plain_json(value: object) -> str:
     return json.dumps(value, sort_keys=True)
+
+
+def _other_overrides(then: object, now: object) -> str:
+    """Names the constants, and the variant, that were overridden otherwise."""
+    old, new = (dict(each) if isinstance(each, Mapping) else {} for each in (then, now))
+    shown = []
+    for name in sorted({*old, *new}):
+        before, after = old.get(name) or "nothing", new.get(name) or "nothing"
+        if before != after:
+            shown.append(f"`{name}` was set to {before} then, to {after} now")
+    return "; ".join(shown)
 
 
 def _first_difference(then: str, now: str) -> str:

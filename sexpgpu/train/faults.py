@@ -7,50 +7,63 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label
 from sexpgpu.lang.experiment import Update
 
 if TYPE_CHECKING:
     from sexpgpu.backend.protocol import Fault
+    from sexpgpu.train.blame import Finding
+
 
 def stop_on_faults(faults: Sequence[Fault], when: str) -> None:
-    """Raise E-RUN-003 for run-time checks that failed."""
+    """Raise E-RUN-003 for run-time checks that failed, each once: a loss and its gradient look at the same index."""
     if faults:
+        told = dict.fromkeys((fault.message, fault.origin.place) for fault in faults)
         raise DiagnosticError(
             [
                 Diagnostic(
                     "E-RUN-003",
-                    f"{when}: {fault.message}",
-                    fault.origin.place,
+                    f"{when}: {message}",
+                    place,
                     help=("check the data or the index arithmetic; nothing of this step was kept",),
                 )
-                for fault in faults[:5]
+                for message, place in list(told)[:5]
             ]
         )
 
 
 def zero_weight(update: Update, step: int) -> DiagnosticError:
-    """E-RUN-002: the weights of a step add up to 0."""
+    """E-RUN-002: the weights of a step add up to 0. Its place is where the weight is made."""
+    place = update.objective.graph.output("weight").node.origin.place or update.span
     return DiagnosticError(
         Diagnostic(
             "E-RUN-002",
-            f"step {step}: the weights of the loss `{update.objective.name}` add up to 0",
-            update.span,
-            help=("a whole step had nothing to average; look at the mask and the data",),
+            f"step {step}: the weights of the loss `{update.objective.name}` add up to 0, so it has no mean",
+            place,
+            (Label(place, "nothing counts here, in any microbatch of the step"),),
+            help=("look at the mask and the data; at least one element of a step must count",),
         )
     )
 
 
-def non_finite(update: Update, step: int, loss: float, bad: Sequence[str]) -> DiagnosticError:
-    """E-RUN-001: a proposal is not finite."""
+def non_finite(
+    update: Update, step: int, loss: float, bad: Sequence[str], first: Finding | None
+) -> DiagnosticError:
+    """E-RUN-001: a proposal is not finite, and where the step first met such a value, if that was found."""
+    place = first.span if first is not None and first.span is not None and not first.span.source.is_library else None
     shown = ", ".join(f"`{name}`" for name in bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
     return DiagnosticError(
         Diagnostic(
             "E-RUN-001",
             f"step {step}: `{update.name}` proposes values that are not finite for {shown}; its loss is {_shown(loss)}",
-            update.span,
+            place or update.span,
+            labels=(Label(place, first.text),) if first is not None and place is not None else (),
             help=(
-                "lower the rate, add `:clip 1.0`, or `:on-nonfinite skip`; the last checkpoint is older",
+                "lower the rate, or bound the gradient with `:clip 1.0`; `:on-nonfinite skip` leaves such updates out",
+            ),
+            notes=(
+                *((first.text,) if first is not None and place is None else ()),
+                "nothing of this step was kept; `--resume latest` goes on from the last checkpoint",
             ),
         )
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from sexpgpu.backend.protocol import Call, Session
-from sexpgpu.data import TokenStream
+from sexpgpu.data import Lines, TokenStream
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.program import Program
 from sexpgpu.lang.experiment import Experiment, GeneratorGraphs
@@ -78,7 +78,7 @@ def run_generator(
     key = np.asarray(stream_key(experiment.run.seed, f"generate {generator.name}", step, sample))
     host = schedule.at(max(step, 1))
     dataset = experiment.datasets.get((generator.show or "").removeprefix("text:"))
-    decode = dataset.decode if isinstance(dataset, TokenStream) else None
+    decode = dataset.decode if isinstance(dataset, TokenStream | Lines) else None
 
     def call(suffix: str, trip: int) -> Call:
         phase = program.phase(f"generate.{generator.name}.{suffix}")

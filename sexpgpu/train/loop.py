@@ -7,7 +7,7 @@ if every proposal is finite. What a step reads is what the step before committed
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from sexpgpu.data import Prefetcher
 from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import Experiment, Update
 from sexpgpu.train import checkpoint as checkpoints
+from sexpgpu.train.blame import first_non_finite
 from sexpgpu.train.evaluation import run_evaluation
 from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
 from sexpgpu.train.folder import RunFolder
@@ -107,7 +108,7 @@ class Stepper:
             stop_on_faults(each.faults, f"step {step}")
         inner = generating(f"update.{update.name}")
         kept = [each for call, each in zip(calls, outputs, strict=True) if not call.phase.startswith(inner)]
-        return self._result(update, step, tuple(kept), {r.name for r in diagnosing})
+        return self._result(update, step, calls, tuple(kept), {r.name for r in diagnosing})
 
     def _microbatches(
         self, update: Update, step: int, time_of: int, j: int, host: Mapping[str, Array]
@@ -157,18 +158,22 @@ class Stepper:
             prefetcher = self._prefetchers[update.name] = Prefetcher(make, begin)
         return next(prefetcher)
 
-    def _result(self, update: Update, step: int, outputs: tuple[Outputs, ...], diagnosing: set[str]) -> StepResult:
-        *calls, commit = outputs
-        results = [each.results for each in calls]
+    def _result(
+        self, update: Update, step: int, calls: Sequence[Call], outputs: tuple[Outputs, ...], diagnosing: set[str]
+    ) -> StepResult:
+        """What an update gave. calls: all of it; outputs: those of its microbatches and of the commit."""
+        *made, commit = outputs
+        results = [each.results for each in made]
         k = self.assembly.stacking
         values, weights = (microbatch_results(results, name, k) for name in ("value", "weight"))
         loss, weight = weighted_mean(values, weights)
         if weight == 0:
             raise zero_weight(update, step)
         if not commit.committed and self.experiment.run.on_nonfinite == "stop":
-            flags = commit.results["finite"]
-            names = self.assembly.updates[update.name].leaves
-            raise non_finite(update, step, float(loss), [n for n, ok in zip(names, flags, strict=True) if not ok])
+            leaves = self.assembly.updates[update.name].leaves
+            bad = [name for name, ok in zip(leaves, commit.results["finite"], strict=True) if not ok]
+            first = first_non_finite(self.assembly.program, calls, lambda slot: self.session.read(slot).result())
+            raise non_finite(update, step, float(loss), bad, first)
         measures = [m for m in update.objective.measures if due(step, m.every, self.last_step)]
         norm = commit.results.get("gradient-norm")
         return StepResult(

@@ -36,7 +36,7 @@ Rule = Callable[[Builder, Node], Value | None]
 
 
 def simplify(graph: Graph) -> Graph:
-    """`graph` with the same inputs and outputs and fewer nodes; bodies are simplified too."""
+    """`graph` with the same inputs and outputs and less to do; bodies are simplified too."""
     return _simplify(graph, _Bodies())
 
 

@@ -14,8 +14,8 @@ def test_an_unknown_device_lists_what_can_be_opened() -> None:
         open_device("cpuu")
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "E-DEV-001"
-    assert "`cpu` can be opened here; `metal` cannot: this version has no Metal device" in diagnostic.message
-    assert diagnostic.help == ("there is `cpu`",)
+    assert diagnostic.message == "there is no device `cpuu`; `cpu` is a near name"
+    assert "`cpu` can be opened here; `metal` cannot: this version has no Metal device" in diagnostic.notes[0]
 
 
 def test_a_device_that_is_not_there() -> None:
@@ -24,3 +24,4 @@ def test_a_device_that_is_not_there() -> None:
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "E-DEV-002"
     assert diagnostic.message.startswith("`metal` cannot be opened: this version has no")
+    assert "`cpu` can be opened here" in diagnostic.notes[0] and "metal" not in diagnostic.notes[0]

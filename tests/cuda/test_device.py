@@ -90,8 +90,8 @@ def test_the_floor(bindings: Bindings, what: str) -> None:
         open_cuda("`cpu` can be opened here", bindings)
     (diagnostic,) = refused.value.diagnostics
     assert diagnostic.code == "E-DEV-002"
-    assert diagnostic.message == f"`cuda` cannot be opened: {what}; `cpu` can be opened here"
-    assert diagnostic.help
+    assert diagnostic.message == f"`cuda` cannot be opened: {what}"
+    assert diagnostic.help and diagnostic.notes == ("`cpu` can be opened here",)
 
 
 def test_a_machine_without_bindings_or_driver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,12 +4,15 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from sexpgpu.lang.toplevel import FORMS
 from sexpgpu.source import Source
 from sexpgpu.syntax import Form, List, Symbol, Vector, read
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").glob("*.md"))]
+PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
 
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _CLAIM = re.compile(r";\s*(=>|is)\s+(.+?)\s*$")
@@ -52,6 +55,28 @@ def forms_of(text: str) -> tuple[Form, ...]:
 
 def _head(form: Form) -> str:
     return form.items[0].name if isinstance(form, List) and isinstance(form.items[0], Symbol) else ""
+
+
+def write_files(folder: Path) -> None:
+    """The files that snippets name."""
+    draw = np.random.default_rng(0)
+    label = np.arange(400, dtype=np.int32) % 10
+    np.savez(folder / "digits.npz", image=draw.random((400, 64), np.float32), label=label)
+    weights = {"proj.w": draw.random((4, 16), np.float32), "mask": np.zeros(3, np.float32)}
+    np.savez(folder / "model.npz", **weights)
+    (folder / "flowers.csv").write_text("length,width,kind\n" + "5.1,3.5,setosa\n6.3,2.9,virginica\n" * 5, "utf-8")
+    (folder / "names.txt").write_text("emma\nolivia\nava\nisabella\nsophia\n", "utf-8")
+    for kind in ("cats", "dogs"):
+        (folder / "photos" / kind).mkdir(parents=True)
+        for i in range(4):
+            pixels = draw.integers(0, 256, (12, 10, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / "photos" / kind / f"{i}.png")
+    (folder / "shards").mkdir()
+    for i in range(2):
+        draw.integers(0, 50304, 400).astype(np.uint16).tofile(folder / "shards" / f"train-{i}.bin")
+    (folder / "parts").mkdir()
+    gated = "(defn gated (x hidden) (* (silu (linear x hidden :name gate)) (linear x hidden :name up)))\n"
+    (folder / "parts" / "layers.sx").write_text(gated, "utf-8")
 
 
 def as_file(text: str) -> str:
@@ -104,6 +129,8 @@ def text_of_expressions(text: str, forms: tuple[Form, ...]) -> str:
         parts.append(f"    {name} (with :scope (s {index}) {form.span.text})")
         claim = _CLAIM.search(comment)
         if claim is not None:
+            if claim[1] == "is":
+                parts.append(f"    _ (measure seen-{index} (sum (cast {name} f32)))")
             found = f"(type-of {name})" if claim[1] == "is" else name
             shown = claim[2].replace('"', "")
             parts.append(f'    _ (if (= {found} {claim[2]}) 0 (error "form {index + 1} is not {shown}"))')

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -15,7 +16,8 @@ from sexpgpu.lang.load import load_experiment
 from sexpgpu.lang.loops import LOOPS
 from sexpgpu.lang.special import SPECIALS
 from sexpgpu.lang.toplevel import FORMS
-from tests.docs.snippets import CHECKOUT, PAGES, Snippet, as_file, snippets
+from tests.docs.snippets import CHECKOUT, PAGES, Snippet, as_file, snippets, write_files
+from tests.train.trial import Trial
 
 OTHER_COMMANDS = {"python", "python3", "pip", "cd", "git", "export", "cat", "tail", "rm", "mkdir", "tensorboard"}
 
@@ -25,10 +27,16 @@ def named(found: list[Snippet]) -> list:
 
 
 @pytest.mark.parametrize("snippet", named(snippets("lisp")))
-def test_lisp_elaborates(snippet: Snippet, tmp_path: Path) -> None:
+def test_lisp_runs_a_step(snippet: Snippet, tmp_path: Path) -> None:
+    """It elaborates, what it claims of values and types holds, and what it makes of tensors is finite."""
+    write_files(tmp_path)
     path = tmp_path / "snippet.sx"
     path.write_text(as_file(snippet.text), "utf-8")
-    load_experiment(path)
+    with Trial(load_experiment(path)) as trial:
+        for result in trial.step().values():
+            assert result.num_skipped == 0
+            for name, value in result.measures.items():
+                assert np.isfinite(value).all(), name
 
 
 def commands(text: str) -> Iterator[list[str]]:

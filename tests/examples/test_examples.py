@@ -34,11 +34,11 @@ def script(name: str):
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
-    """What each example needs beside itself: digits-mlp reads a file that make_digits.py writes."""
+    """What each example needs beside itself: some read the digits that make_digits.py writes."""
     digits = tmp_path_factory.mktemp("digits") / "digits.npz"
     images, labels = script("make_digits").drawn(600)
     np.savez(digits, image=images.astype(np.float32), label=labels.astype(np.int32))
-    return lambda name: {"digits": str(digits)} if name == "digits-mlp" else {}
+    return lambda name: {"digits": str(digits)} if name.startswith("digits") else {}
 
 
 def variants(name: str) -> list[str | None]:
@@ -161,3 +161,13 @@ def test_drawn_digits_are_told_apart() -> None:
     means = np.stack([images[labels == k].mean(0) for k in range(10)])
     distances = np.linalg.norm(means[:, None] - means[None], axis=-1)
     assert distances[~np.eye(10, dtype=bool)].min() > 0.5
+
+
+@pytest.mark.slow
+def test_scanned_digits_are_read(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
+    path = tmp_path / "digits.npz"
+    images, labels = script("make_digits").scanned()
+    np.savez(path, image=images.astype(np.float32), label=labels.astype(np.int32))
+    series = train("digits-schedule", tmp_path, f"--set=digits={path}")
+    assert series["eval/test-set/accuracy"][-1][1] == pytest.approx(0.95, abs=0.01)

@@ -28,7 +28,8 @@ TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 
 
 def write_data(folder: Path, **arrays: np.ndarray) -> None:
-    """The data that files of these tests may name: `rows.npz` and `words.txt`."""
+    """The data that files of these tests may name: `rows.npz`, `words.txt` and `cells.csv`."""
+    (folder / "cells.csv").write_text("a,b,word\n1,2,red\n3,,green\n", encoding="utf-8", newline="\n")
     np.savez(folder / "rows.npz", **(arrays or ROWS))
     (folder / "words.txt").write_text(TEXT, encoding="utf-8", newline="\n")
 

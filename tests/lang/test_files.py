@@ -282,6 +282,9 @@ def test_draws_of_every_kind():
     assert abs(normal.mean()) < 0.03 and abs(normal.std() - 1) < 0.03
     coin = value_of("(bernoulli 0.25 (f32 20000))")
     assert coin.dtype == bool and abs(coin.mean() - 0.25) < 0.02
+    for rate in (-0.1, 1.5):
+        text = f"(defmetric m () (mean (cast (bernoulli {rate} (f32 3)) f32))) (defrun r :loss m :steps 1)"
+        assert codes(text) == ["E-TYPE-005"]
     by_row = value_of("(bernoulli p (f32 4 5000))", p=np.array([[0.0], [1.0], [0.5], [0.1]], F))
     assert_allclose(by_row.mean(1), [0, 1, 0.5, 0.1], atol=0.03)
     picked = value_of("(categorical (broadcast l [20000 3]))", l=np.log(np.array([0.2, 0.5, 0.3], F)))
@@ -534,8 +537,8 @@ def test_warnings():
         ("W-NAME-001", 2),
         ("W-NAME-001", 2),
         ("W-PARAM-001", 3),
-        ("W-PARAM-001", 3),
     ]
+    assert "`net.lost.w`, `net.lost.b`" in experiment.warnings[2].message
     assert not load_text(TWO + run_of("(mean (net x))")).warnings
 
 

@@ -361,18 +361,21 @@ def test_another_experiment_is_refused_with_both_digests_and_what_differs() -> N
     text = meta["file_text"]
     plain = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb"))
     assert plain.code == "E-CKPT-003" and plain.help
-    assert "sha256:aa" in plain.notes[0] and "sha256:bb" in plain.notes[1]
+    assert "sha256:aa" in plain.notes[0] and "sha256:bb" in plain.notes[0]
 
     changed = diagnostic_of(
         lambda: checkpoint.same_experiment(meta, "sha256:bb", "(defrun r)\n(x)\n", {"steps": 5})
     )
-    assert "line 2" in changed.notes[2] and "größer" in changed.notes[2] and len(changed.notes) == 3
+    assert "line 2" in changed.message and "größer" in changed.message and not changed.notes
     longer = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb", text + "(more)\n"))
-    assert "line 3" in longer.notes[2] and "nothing then" in longer.notes[2]
+    assert "line 3" in longer.message and "nothing then" in longer.message
     overridden = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb", text, {"steps": 6}))
-    assert '{"steps": 5}' in overridden.notes[2] and '{"steps": 6}' in overridden.notes[2]
+    assert overridden.message.endswith("`steps` was set to 5 then, to 6 now")
+    both = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb", text + "(more)\n", {"seed": 2}))
+    assert both.message.endswith("`seed` was set to nothing then, to 2 now; `steps` was set to 5 then, to nothing now")
+    assert "line 3" in both.notes[0]
     data = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb", text, {"steps": 5}))
-    assert "the data" in data.notes[2]
+    assert "the data" in data.message and "sha256:bb" in data.notes[0]
 
 
 # --- a system that refuses ----------------------------------------------------------------------

@@ -46,10 +46,10 @@ def test_at_most_five_checks_are_told() -> None:
 def test_names_of_what_is_not_finite(tmp_path: Path) -> None:
     text = "(defmetric m () (square (param p (f32) 1.0)))\n(defrun go :loss m :steps 1 :optimizer (sgd :rate 0.1))\n"
     (update,) = load_experiment(write_experiment(tmp_path, text)).run.updates
-    found = told(non_finite(update, 9, float("nan"), ["a", "b"]))
+    found = told(non_finite(update, 9, float("nan"), ["a", "b"], None))
     assert found.code == "E-RUN-001" and "step 9" in found.message and "`a`, `b`" in found.message
     assert found.message.endswith("its loss is nan")
-    many = told(non_finite(update, 9, 1.5, list("abcde"))).message
+    many = told(non_finite(update, 9, 1.5, list("abcde"), None)).message
     assert "`a`, `b`, `c` and 2 more" in many and "1.5" in many
     weightless = told(zero_weight(update, 4))
     assert weightless.code == "E-RUN-002" and "step 4" in weightless.message and "`m`" in weightless.message

@@ -114,7 +114,7 @@ def operation(step: Step, memory: Memory, ctx: Context) -> Operation | None:
     outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
     if min(a.size for a in (*inputs, *outputs)) == 0 or not node.inputs or inputs[0].ndim == 0:
         return None
-    if op.work is Work.MAP:
+    if op.work is Work.MAP and not op.reports:  # a block knows no places outside of it
         limit = inputs[0].size
         found = [_operand(a, layout, False, limit) for a, layout in zip(inputs, step.inputs, strict=True)]
         made = [_operand(a, layout, True, limit) for a, layout in zip(outputs, step.outputs, strict=True)]

@@ -32,7 +32,7 @@ from sexpgpu.ir.program import FEED, SLOT
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.arena import ALIGNMENT_BYTES
 from sexpgpu.plan.layout import ARENA, Layout, contiguous
-from sexpgpu.plan.memory import GIB, ProgramPlan
+from sexpgpu.plan.memory import ProgramPlan, shown_size
 from sexpgpu.plan.phase import Copy, PhasePlan
 
 POISON = 0xFF
@@ -282,10 +282,10 @@ def _resolved(value: T) -> Future[T]:
 
 
 def _refused(plan: ProgramPlan, where: str) -> Diagnostic:
-    parts = ", ".join(f"{name} {num_bytes}" for name, num_bytes in plan.parts().items())
+    parts = ", ".join(f"{name} {shown_size(num_bytes)}" for name, num_bytes in plan.parts().items())
     return Diagnostic(
         "E-MEM-004",
-        f"the machine refused memory while {where}; the run holds {plan.peak_bytes} bytes "
-        f"({plan.peak_bytes / GIB:.2f} GiB) at its peak, in bytes: {parts}",
+        f"the machine refused memory while {where}; the run holds {shown_size(plan.peak_bytes)} "
+        f"at its peak: {parts}",
         help=("use a smaller batch or `--variant smoke`, or end what else uses this machine's memory",),
     )

@@ -165,9 +165,9 @@ def open_cuda(others: str, bindings: Any = None) -> CudaDevice:
     try:
         return _open(bindings)
     except Missing as missing:
-        message = f"`cuda` cannot be opened: {missing.what}; {others}"
+        message = f"`cuda` cannot be opened: {missing.what}"
         help = (missing.help,) if missing.help else ("use `--device cpu`",)
-        raise DiagnosticError(Diagnostic("E-DEV-002", message, help=help)) from missing
+        raise DiagnosticError(Diagnostic("E-DEV-002", message, help=help, notes=(others,))) from missing
 
 
 def _open(bindings: Any) -> CudaDevice:

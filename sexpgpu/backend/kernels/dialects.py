@@ -1,9 +1,7 @@
-"""How operations are spelt in a dialect: the one table that knows their names, and the only place with casts.
+"""How types, folds and draws are spelt in a dialect, and the only place with casts.
 
-Flow: printers ask for types, for the expression of a Map, for the pieces of a fold, for a draw.
-
-In templates `{a}`, `{b}`, `{c}` are operands, held in variables; `{T}` is their type in registers, `{U}` its
-unsigned twin, `{F}` the suffix of functions of that type, `{as}` the first operand in the dtype of the result.
+Flow: printers ask for types, for the expression of a Map, for the pieces of a fold, for a draw. Templates are those of
+`sexpgpu.ir.opdef.Template`.
 """
 
 from __future__ import annotations
@@ -12,10 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Template
+from sexpgpu.ir.ops.elementwise import LARGER, SMALLER
 from sexpgpu.ir.types import ITEM_BYTES
-
-Template = str | Mapping[str, str]
-"""A spelling for all dtypes, or one each for `float`, `int` and `bool`."""
 
 KINDS = {"f32": "float", "f64": "float", "bf16": "float", "i32": "int", "i64": "int", "bool": "bool"}
 BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
@@ -38,7 +35,7 @@ class Fold:
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One dialect. faults: for a Map, when an element is one that the run reports."""
+    """One dialect: its types, its folds and its draws; the scalar language of Maps fits them all."""
 
     registers: Mapping[str, str]
     storage: Mapping[str, str]
@@ -47,8 +44,6 @@ class Dialect:
     stores: Mapping[str, str]
     lowest: Mapping[str, str]
     highest: Mapping[str, str]
-    maps: Mapping[str, Template]
-    faults: Mapping[str, str]
     folds: Mapping[str, Fold]
     scans: Mapping[str, str]
     scatters: Mapping[str, str]
@@ -87,16 +82,16 @@ class Dialect:
         operands = dict(zip("abc", names, strict=False))
         dtype = node.inputs[-1].dtype
         operands["as"] = self.convert(names[0], node.inputs[0].dtype, node.types[0].dtype)
-        return self._fill(self.maps[node.op], dtype, **operands)
+        return self._fill(OPS[node.op].scalar, dtype, **operands)
 
     def fault(self, node: Node, names: tuple[str, ...]) -> str | None:
         """When a Map meets an element that the run reports; None: never."""
-        template = self.faults.get(node.op)
-        return None if template is None else template.format(**dict(zip("abc", names, strict=False)))
+        template = OPS[node.op].fault
+        return None if not template else template.format(**dict(zip("abc", names, strict=False)))
 
     def scattered(self, fold: str, dtype: str, old: str, new: str) -> str:
         """What a scatter leaves of an old and a new value."""
-        return self._fill(self.maps[self.scatters[fold]], dtype, a=old, b=new) if fold in self.scatters else new
+        return self._fill(OPS[self.scatters[fold]].scalar, dtype, a=old, b=new) if fold in self.scatters else new
 
     def fold(self, op: str, dtype: str) -> BoundFold:
         """The fold of a Reduce or a Scan over elements of a dtype."""
@@ -141,30 +136,10 @@ class BoundFold:
         return self.dialect._fill(self.fold.result, self.dtype, p=p)
 
 
-_WRAP = "({{T}})(({{U}}){{a}} {} ({{U}}){{b}})"
-_NEGATED = "({T})(0 - ({U}){a})"
-
-
-def _sum(sign: str) -> Template:
-    return {"float": f"{{a}} {sign} {{b}}", "int": _WRAP.format(sign)}
-
-
-def _function(name: str) -> Template:
-    return {"float": name + "{F}({a})"}
-
-
 def _modular(sign: str, neutral: str) -> Fold:
     """Sum or product; integers in unsigned arithmetic, which wraps."""
     return Fold({"float": "{T}", "int": "{U}"}, f"({{U}}){neutral}", f"{{p}} {sign} {{q}}",
                 {"float": "{v}", "int": "({U}){v}"}, {"float": "{p}", "int": "({T}){p}"})  # fmt: skip
-
-
-_LARGER: Template = {
-    "float": "({a} >= {b} || {a} != {a}) ? {a} : {b}", "int": "{a} > {b} ? {a} : {b}",
-}  # fmt: skip
-_SMALLER: Template = {
-    "float": "({a} <= {b} || {a} != {a}) ? {a} : {b}", "int": "{a} < {b} ? {a} : {b}",
-}  # fmt: skip
 
 
 def _extremum(template: Template, identity: str) -> Fold:
@@ -183,33 +158,9 @@ CUDA = Dialect(
             "i32": "(-2147483647 - 1)", "i64": "(-9223372036854775807ll - 1)"},
     highest={"f32": "__uint_as_float(0x7f800000u)", "f64": "__longlong_as_double(0x7ff0000000000000ll)",
              "i32": "2147483647", "i64": "9223372036854775807ll"},
-    maps={
-        "add": _sum("+"), "sub": _sum("-"), "mul": _sum("*"),
-        "neg": {"float": "-{a}", "int": _NEGATED},
-        "mul-or-zero": "mul_or_zero({a}, {b})",
-        "div": "{a} / {b}",
-        "quotient": "floor_quotient({a}, {b})", "rem": "floor_remainder({a}, {b})",
-        "pow": "pow{F}({a}, {b})",
-        "maximum": _LARGER, "minimum": _SMALLER,
-        "abs": {"float": "fabs{F}({a})", "int": "{a} < 0 ? " + _NEGATED + " : {a}"},
-        "sign": {"float": "{a} != {a} ? {a} : ({T})(({a} > 0) - ({a} < 0))", "int": "({T})(({a} > 0) - ({a} < 0))"},
-        "exp": _function("exp"), "expm1": _function("expm1"), "log": _function("log"), "log1p": _function("log1p"),
-        "sqrt": _function("sqrt"), "rsqrt": "({T})1 / sqrt{F}({a})",
-        "tanh": _function("tanh"), "sigmoid": "({T})0.5 * (({T})1 + tanh{F}(({T})0.5 * {a}))",
-        "erf": _function("erf"), "sin": _function("sin"), "cos": _function("cos"),
-        "floor": _function("floor"), "ceil": _function("ceil"), "round": _function("rint"),
-        "stop-gradient": "{a}",
-        "eq": "{a} == {b}", "ne": "{a} != {b}", "lt": "{a} < {b}",
-        "le": "{a} <= {b}", "gt": "{a} > {b}", "ge": "{a} >= {b}",
-        "and": "{a} && {b}", "or": "{a} || {b}", "not": "!{a}",
-        "is-finite": "fabs{F}({a}) < {highest}",
-        "where": "{a} ? {b} : {c}",
-        "cast": "{as}",
-    },
-    faults={"quotient": "{b} == 0", "rem": "{b} == 0"},
     folds={
         "sum": _modular("+", "0"), "prod": _modular("*", "1"),
-        "max": _extremum(_LARGER, "{lowest}"), "min": _extremum(_SMALLER, "{highest}"),
+        "max": _extremum(LARGER, "{lowest}"), "min": _extremum(SMALLER, "{highest}"),
         "any": Fold("int", "0", "{p} | {q}", result="({p} != 0)"),
         "all": Fold("int", "1", "{p} & {q}", result="({p} != 0)"),
         "argmax": Fold("Best<{T}>", "Best<{T}>{{0, -1}}", "largest({p}, {q})",

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sexpgpu.backend.kernels.dialects import CUDA
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.rules import attr_int
@@ -37,7 +36,7 @@ class Flag:
 
 def flagged(node: Node) -> bool:
     """Whether the kernels of a node take a flag record."""
-    return OPS[node.op].work in INDEXED or node.op in CUDA.faults
+    return OPS[node.op].reports
 
 
 def read_flag(words: Sequence[int] | np.ndarray) -> Flag | None:
@@ -50,9 +49,10 @@ def read_flag(words: Sequence[int] | np.ndarray) -> Flag | None:
 
 def flag_message(node: Node, flag: Flag) -> str:
     """The fault as the interpreter words it."""
-    if OPS[node.op].work not in INDEXED:
-        return "division of an integer by zero"
-    indices = node.inputs[1].shape
-    place = [int(p) for p in np.unravel_index(flag.place, indices)] if indices else []
+    indexed = OPS[node.op].work in INDEXED
+    shape = node.inputs[1].shape if indexed else node.types[0].shape
+    place = [int(p) for p in np.unravel_index(flag.place, shape)] if shape else []
     at = f" at {place}" if place else ""
+    if not indexed:
+        return f"division of an integer by zero{at}"
     return f"index {flag.value}{at} is outside 0 to {node.inputs[0].shape[attr_int(node.attrs, 'axis')] - 1}"

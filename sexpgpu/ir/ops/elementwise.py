@@ -5,6 +5,8 @@ bf16 never reaches arithmetic: the elaborator writes casts, so each rounding is 
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy as np
 
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
-from sexpgpu.ir.opdef import Array, Context, Into, OpDef, Sample, TypeRule, Work, no_gradient, register
+from sexpgpu.ir.opdef import Array, Context, Into, OpDef, Sample, Template, TypeRule, Work, no_gradient, register
 from sexpgpu.ir.ops.rules import Local, float_gradient, map_stacking
 from sexpgpu.ir.types import DTYPES, TensorType, TypeFault
 
@@ -20,6 +22,8 @@ ARITHMETIC = ("f32", "f64", "i32", "i64")
 FLOAT = ("f32", "f64")
 INTEGER = ("i32", "i64")
 TWO_OVER_ROOT_PI = 1.1283791670955126
+INTEGER_BITS = 64
+"""An integer that a file computes with is one that an i64 tensor could hold."""
 
 FLOATS_34 = TensorType("f32", (3, 4))
 INTS_34 = TensorType("i32", (3, 4))
@@ -73,7 +77,11 @@ def _define(
     ranges: Sequence[tuple[float, float]] = (),
     samples: Sequence[Sample] = (),
     into: Into | None = None,
+    scalar: Template = "",
+    word: str = "",
+    number: Callable[..., Any] | None = None,
 ) -> None:
+    """An operation of `arity` operands of one type; `scalar`, `word` and `number` as in `OpDef`."""
     defaults = [Sample((t,) * arity, ranges=tuple(ranges)) for t in (FLOATS_34, INTS_34, BOOLS_34) if t.dtype in dtypes]
     register(
         OpDef(
@@ -87,8 +95,25 @@ def _define(
             stacking=map_stacking,
             gradient=no_gradient if local is None else float_gradient(local),
             samples=tuple(samples) or tuple(defaults),
+            scalar=scalar,
+            word=word,
+            number=number,
         )
     )
+
+
+def _call(name: str) -> Template:
+    """A function of the C library, by its name there."""
+    return {"float": name + "{F}({a})"}
+
+
+_WRAPPED = "({{T}})(({{U}}){{a}} {} ({{U}}){{b}})"
+_NEGATED = "({T})(0 - ({U}){a})"
+
+
+def _arithmetic(sign: str) -> Template:
+    """An operator; integers in unsigned arithmetic, which wraps."""
+    return {"float": f"{{a}} {sign} {{b}}", "int": _WRAPPED.format(sign)}
 
 
 def _x(node: Node) -> Value:
@@ -102,13 +127,23 @@ def _guarded(b: Builder, g: Value, slope: Value) -> Value:
 
 # Arithmetic.
 
-_define("add", "x + y, elementwise; integers wrap.", np.add, 2, ARITHMETIC, lambda b, n, g: (g, g))
-_define("sub", "x − y, elementwise; integers wrap.", np.subtract, 2, ARITHMETIC, lambda b, n, g: (g, b.neg(g)))
+_define(
+    "add", "x + y, elementwise; integers wrap.", np.add, 2, ARITHMETIC, lambda b, n, g: (g, g),
+    scalar=_arithmetic("+"), word="+", number=operator.add,
+)  # fmt: skip
+_define(
+    "sub", "x − y, elementwise; integers wrap.", np.subtract, 2, ARITHMETIC, lambda b, n, g: (g, b.neg(g)),
+    scalar=_arithmetic("-"), word="-", number=operator.sub,
+)  # fmt: skip
 _define(
     "mul", "x · y, elementwise; integers wrap.", np.multiply, 2, ARITHMETIC,
     lambda b, n, g: (b.mul(g, n.inputs[1]), b.mul(g, n.inputs[0])),
+    scalar=_arithmetic("*"), word="*", number=operator.mul,
 )  # fmt: skip
-_define("neg", "−x, elementwise.", np.negative, 1, ARITHMETIC, lambda b, n, g: (b.neg(g),))
+_define(
+    "neg", "−x, elementwise.", np.negative, 1, ARITHMETIC, lambda b, n, g: (b.neg(g),),
+    scalar={"float": "-{a}", "int": _NEGATED}, word="-", number=operator.neg,
+)  # fmt: skip
 
 
 def _mul_or_zero(x: Array, y: Array) -> Array:
@@ -137,7 +172,7 @@ _define(
     "x · y, and 0 wherever x is 0 whatever y is: how a cotangent meets a slope that may be infinite.",
     _mul_or_zero, 2, FLOAT,
     lambda b, n, g: (b.op("mul-or-zero", g, n.inputs[1]), b.op("mul-or-zero", g, n.inputs[0])),
-    into=_mul_or_zero_into,
+    into=_mul_or_zero_into, scalar="mul_or_zero({a}, {b})",
 )  # fmt: skip
 
 
@@ -147,8 +182,20 @@ def _div_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     return by_y, b.neg(_guarded(b, by_y, n.outputs[0]))
 
 
+def _exact_division(x: float | int, y: float | int) -> float | int:
+    if y == 0:
+        raise TypeFault("division by zero", "E-TYPE-008")
+    if isinstance(x, int) and isinstance(y, int):
+        if x % y:
+            raise TypeFault(f"{x} / {y} is not a whole number", "E-TYPE-008",
+                            f"(quotient {x} {y}) rounds down; (/ {x}.0 {y}) is a float")  # fmt: skip
+        return x // y
+    return x / y
+
+
 _define(
     "div", "x / y, elementwise, of floats.", np.divide, 2, FLOAT, _div_gradient, ranges=((-2, 2), (0.5, 2)),
+    scalar="{a} / {b}", word="/", number=_exact_division,
 )  # fmt: skip
 
 
@@ -157,23 +204,42 @@ def _floor_division(ufunc: np.ufunc) -> Callable[[Context, Node, Sequence[Array]
         x, y = inputs
         zero = y == 0
         if ctx.flag is not None and np.any(zero):
-            ctx.flag(node, "division of an integer by zero")
+            place = [int(p) for p in np.unravel_index(int(np.argmax(zero)), zero.shape)]
+            ctx.flag(node, f"division of an integer by zero{f' at {place}' if place else ''}")
         with np.errstate(all="ignore"):
             return np.where(zero, 0, ufunc(x, np.where(zero, 1, y))).astype(ctx.dtype(node.types[0]), copy=False)
 
     return meaning
 
 
+def _whole(function: Callable[[int, int], int]) -> Callable[[Any, Any], int]:
+    def apply(x: Any, y: Any) -> int:
+        if not isinstance(x, int) or not isinstance(y, int):
+            raise TypeFault("`quotient` and `rem` take integers", "E-TYPE-001", "(floor (/ x y)) for floats")
+        if y == 0:
+            raise TypeFault("division by zero", "E-TYPE-008")
+        return function(x, y)
+
+    return apply
+
+
 _ufunc: np.ufunc
-for _name, _ufunc, _doc in (
-    ("quotient", np.floor_divide, "⌊x / y⌋, elementwise, of integers; 0 and a flag where y is 0."),
-    ("rem", np.remainder, "x − y·⌊x / y⌋, elementwise, of integers: the sign is y's; 0 and a flag where y is 0."),
-):
+for _name, _ufunc, _number, _scalar, _doc in (
+    ("quotient", np.floor_divide, operator.floordiv, "floor_quotient({a}, {b})",
+     "⌊x / y⌋, elementwise, of integers; 0 and a flag where y is 0."),
+    ("rem", np.remainder, operator.mod, "floor_remainder({a}, {b})",
+     "x − y·⌊x / y⌋, elementwise, of integers: the sign is y's; 0 and a flag where y is 0."),
+):  # fmt: skip
     register(
         OpDef(
             name=_name,
             doc=_doc,
             work=Work.MAP,
+            reports=True,
+            scalar=_scalar,
+            fault="{b} == 0",
+            word=_name,
+            number=_whole(_number),
             type_rule=_same_type(_name, 2, INTEGER, None),
             meaning=_floor_division(_ufunc),
             stacking=map_stacking,
@@ -194,7 +260,19 @@ def _pow_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     return _guarded(b, g, slope_x), _guarded(b, g, b.mul(n.outputs[0], log_x))
 
 
-_define("pow", "x to the power y, of floats.", np.power, 2, FLOAT, _pow_gradient, ranges=((0.5, 2), (-2, 2)))
+def _power(x: Any, y: Any) -> Any:
+    if isinstance(x, int) and isinstance(y, int) and y > 0 and x.bit_length() * y > 4 * INTEGER_BITS:
+        raise TypeFault(f"{x} to the power {y} is no integer of {INTEGER_BITS} bits", "E-TYPE-005", f"(pow {x}.0 {y})")
+    result = x**y
+    if isinstance(result, complex):
+        raise TypeFault(f"{x} to the power {y} is no real number", "E-TYPE-008")
+    return result
+
+
+_define(
+    "pow", "x to the power y, of floats.", np.power, 2, FLOAT, _pow_gradient, ranges=((0.5, 2), (-2, 2)),
+    scalar="pow{F}({a}, {b})", word="pow", number=_power,
+)  # fmt: skip
 
 
 def _pick_side(op: str) -> Local:
@@ -206,31 +284,47 @@ def _pick_side(op: str) -> Local:
     return local
 
 
+LARGER: Template = {"float": "({a} >= {b} || {a} != {a}) ? {a} : {b}", "int": "{a} > {b} ? {a} : {b}"}
+SMALLER: Template = {"float": "({a} <= {b} || {a} != {a}) ? {a} : {b}", "int": "{a} < {b} ? {a} : {b}"}
+
 _define("minimum", "The smaller of x and y, NaN if either is. The gradient goes to x where they tie.",
-        np.minimum, 2, ARITHMETIC, _pick_side("minimum"))  # fmt: skip
+        np.minimum, 2, ARITHMETIC, _pick_side("minimum"), scalar=SMALLER, word="minimum", number=min)  # fmt: skip
 _define("maximum", "The larger of x and y, NaN if either is. The gradient goes to x where they tie.",
-        np.maximum, 2, ARITHMETIC, _pick_side("maximum"))  # fmt: skip
-_define("abs", "|x|.", np.abs, 1, ARITHMETIC, lambda b, n, g: (b.mul(g, b.op("sign", _x(n))),), ranges=((0.2, 2),))
-_define("sign", "−1, 0 or 1.", np.sign, 1, ARITHMETIC, None)
+        np.maximum, 2, ARITHMETIC, _pick_side("maximum"), scalar=LARGER, word="maximum", number=max)  # fmt: skip
+_define(
+    "abs", "|x|.", np.abs, 1, ARITHMETIC, lambda b, n, g: (b.mul(g, b.op("sign", _x(n))),), ranges=((0.2, 2),),
+    scalar={"float": "fabs{F}({a})", "int": "{a} < 0 ? " + _NEGATED + " : {a}"}, word="abs", number=abs,
+)  # fmt: skip
+_define(
+    "sign", "−1, 0 or 1.", np.sign, 1, ARITHMETIC, None, word="sign", number=lambda x: (x > 0) - (x < 0),
+    scalar={"float": "{a} != {a} ? {a} : ({T})(({a} > 0) - ({a} < 0))", "int": "({T})(({a} > 0) - ({a} < 0))"},
+)  # fmt: skip
 
 # Functions of one float.
 
-_define("exp", "e to the x.", np.exp, 1, FLOAT, lambda b, n, g: (_guarded(b, g, n.outputs[0]),))
+_define(
+    "exp", "e to the x.", np.exp, 1, FLOAT, lambda b, n, g: (_guarded(b, g, n.outputs[0]),),
+    scalar=_call("exp"), word="exp", number=math.exp,
+)  # fmt: skip
 _define(
     "expm1", "e to the x, less 1, exact near 0.", np.expm1, 1, FLOAT,
     lambda b, n, g: (_guarded(b, g, b.add(n.outputs[0], b.like(1.0, g))),),
+    scalar=_call("expm1"), word="expm1", number=math.expm1,
 )  # fmt: skip
 _define(
     "log", "Natural logarithm.", np.log, 1, FLOAT,
     lambda b, n, g: (_guarded(b, g, b.div(b.like(1.0, g), _x(n))),), ranges=((0.3, 3),),
+    scalar=_call("log"), word="log", number=math.log,
 )  # fmt: skip
 _define(
     "log1p", "Natural logarithm of 1 + x, exact near 0.", np.log1p, 1, FLOAT,
     lambda b, n, g: (_guarded(b, g, b.div(b.like(1.0, g), b.add(b.like(1.0, g), _x(n)))),), ranges=((-0.5, 3),),
+    scalar=_call("log1p"), word="log1p", number=math.log1p,
 )  # fmt: skip
 _define(
     "sqrt", "Square root.", np.sqrt, 1, FLOAT,
     lambda b, n, g: (_guarded(b, g, b.div(b.like(0.5, g), n.outputs[0])),), ranges=((0.3, 3),),
+    scalar=_call("sqrt"), word="sqrt", number=math.sqrt,
 )  # fmt: skip
 
 
@@ -249,7 +343,10 @@ def _rsqrt_into(ctx: Context, node: Node, inputs: Sequence[Array], outs: Sequenc
         _rsqrt(inputs[0], outs[0])
 
 
-_define("rsqrt", "1 / √x.", _rsqrt, 1, FLOAT, _rsqrt_gradient, ranges=((0.3, 3),), into=_rsqrt_into)
+_define(
+    "rsqrt", "1 / √x.", _rsqrt, 1, FLOAT, _rsqrt_gradient, ranges=((0.3, 3),), into=_rsqrt_into,
+    scalar="({T})1 / sqrt{F}({a})", word="rsqrt", number=lambda x: 1 / math.sqrt(x),
+)  # fmt: skip
 
 
 def _tanh_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
@@ -257,7 +354,8 @@ def _tanh_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     return (b.mul(g, b.sub(b.like(1.0, g), b.mul(y, y))),)
 
 
-_define("tanh", "Hyperbolic tangent.", np.tanh, 1, FLOAT, _tanh_gradient)
+_define("tanh", "Hyperbolic tangent.", np.tanh, 1, FLOAT, _tanh_gradient,
+        scalar=_call("tanh"), word="tanh", number=math.tanh)  # fmt: skip
 
 
 def _sigmoid(x: Array) -> Array:
@@ -279,7 +377,11 @@ def _sigmoid_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     return (b.mul(g, b.mul(y, b.sub(b.like(1.0, g), y))),)
 
 
-_define("sigmoid", "1 / (1 + e to the −x).", _sigmoid, 1, FLOAT, _sigmoid_gradient, into=_sigmoid_into)
+_define(
+    "sigmoid", "1 / (1 + e to the −x).", _sigmoid, 1, FLOAT, _sigmoid_gradient, into=_sigmoid_into,
+    scalar="({T})0.5 * (({T})1 + tanh{F}(({T})0.5 * {a}))", word="sigmoid",
+    number=lambda x: 0.5 * (1 + math.tanh(0.5 * x)),
+)  # fmt: skip
 
 
 def erf(x: Array) -> Array:
@@ -308,32 +410,39 @@ def _erf_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     return (b.mul(g, b.scale(bell, TWO_OVER_ROOT_PI)),)
 
 
-_define("erf", "Error function.", erf, 1, FLOAT, _erf_gradient)
-_define("sin", "Sine.", np.sin, 1, FLOAT, lambda b, n, g: (b.mul(g, b.op("cos", _x(n))),))
-_define("cos", "Cosine.", np.cos, 1, FLOAT, lambda b, n, g: (b.neg(b.mul(g, b.op("sin", _x(n)))),))
-_define("floor", "Largest whole number at most x.", np.floor, 1, FLOAT, None, ranges=((0.1, 0.9),))
-_define("ceil", "Smallest whole number at least x.", np.ceil, 1, FLOAT, None, ranges=((0.1, 0.9),))
-_define("round", "Nearest whole number, halves to even.", np.round, 1, FLOAT, None, ranges=((0.6, 1.4),))
+_define("erf", "Error function.", erf, 1, FLOAT, _erf_gradient, scalar=_call("erf"), word="erf", number=math.erf)
+_define("sin", "Sine.", np.sin, 1, FLOAT, lambda b, n, g: (b.mul(g, b.op("cos", _x(n))),),
+        scalar=_call("sin"), word="sin", number=math.sin)  # fmt: skip
+_define("cos", "Cosine.", np.cos, 1, FLOAT, lambda b, n, g: (b.neg(b.mul(g, b.op("sin", _x(n)))),),
+        scalar=_call("cos"), word="cos", number=math.cos)  # fmt: skip
+_define("floor", "Largest whole number at most x.", np.floor, 1, FLOAT, None, ranges=((0.1, 0.9),),
+        scalar=_call("floor"), word="floor", number=math.floor)  # fmt: skip
+_define("ceil", "Smallest whole number at least x.", np.ceil, 1, FLOAT, None, ranges=((0.1, 0.9),),
+        scalar=_call("ceil"), word="ceil", number=math.ceil)  # fmt: skip
+_define("round", "Nearest whole number, halves to even.", np.round, 1, FLOAT, None, ranges=((0.6, 1.4),),
+        scalar=_call("rint"), word="round", number=round)  # fmt: skip
 _define(
     "stop-gradient", "x, with a gradient of zero.", np.positive, 1, ARITHMETIC, None,
-    samples=(Sample((FLOATS_34,), differentiable=False),),
+    samples=(Sample((FLOATS_34,), differentiable=False),), scalar="{a}",
 )  # fmt: skip
 
 # Comparisons and logic.
 
-for _name, _ufunc, _doc in (
-    ("eq", np.equal, "x = y."),
-    ("ne", np.not_equal, "x ≠ y."),
-    ("lt", np.less, "x < y."),
-    ("le", np.less_equal, "x ≤ y."),
-    ("gt", np.greater, "x > y."),
-    ("ge", np.greater_equal, "x ≥ y."),
+for _name, _ufunc, _sign, _word, _number, _doc in (
+    ("eq", np.equal, "==", "=", operator.eq, "x = y."),
+    ("ne", np.not_equal, "!=", "!=", operator.ne, "x ≠ y."),
+    ("lt", np.less, "<", "<", operator.lt, "x < y."),
+    ("le", np.less_equal, "<=", "<=", operator.le, "x ≤ y."),
+    ("gt", np.greater, ">", ">", operator.gt, "x > y."),
+    ("ge", np.greater_equal, ">=", ">=", operator.ge, "x ≥ y."),
 ):
-    _define(_name, f"Whether {_doc}", _ufunc, 2, (*ARITHMETIC, "bool"), None, result="bool")
-_define("and", "Both.", np.logical_and, 2, ("bool",), None)
-_define("or", "Either.", np.logical_or, 2, ("bool",), None)
-_define("not", "The opposite.", np.logical_not, 1, ("bool",), None)
-_define("is-finite", "Whether x is neither infinite nor NaN.", np.isfinite, 1, FLOAT, None, result="bool")
+    _define(_name, f"Whether {_doc}", _ufunc, 2, (*ARITHMETIC, "bool"), None, result="bool",
+            scalar=f"{{a}} {_sign} {{b}}", word=_word, number=_number)  # fmt: skip
+_define("and", "Both.", np.logical_and, 2, ("bool",), None, scalar="{a} && {b}", word="and")
+_define("or", "Either.", np.logical_or, 2, ("bool",), None, scalar="{a} || {b}", word="or")
+_define("not", "The opposite.", np.logical_not, 1, ("bool",), None, scalar="!{a}", word="not")
+_define("is-finite", "Whether x is neither infinite nor NaN.", np.isfinite, 1, FLOAT, None, result="bool",
+        scalar="fabs{F}({a}) < {highest}", word="is-finite", number=math.isfinite)  # fmt: skip
 
 
 def _where_type(types: Sequence[TensorType], attrs: Attrs, bodies: Sequence[Graph]) -> tuple[TensorType, ...]:
@@ -391,6 +500,7 @@ register(
         stacking=map_stacking,
         gradient=float_gradient(_where_gradient),
         samples=(Sample((BOOLS_34, FLOATS_34, FLOATS_34)), Sample((BOOLS_34, INTS_34, INTS_34))),
+        scalar="{a} ? {b} : {c}",
     )
 )
 
@@ -431,5 +541,6 @@ register(
             Sample((BOOLS_34,), {"dtype": "f32"}),
             Sample((TensorType("bf16", (5,)),), {"dtype": "f32"}, differentiable=False),
         ),
+        scalar="{as}",
     )
 )

@@ -1,4 +1,10 @@
-"""`product` and `conv`: the operations that `(with :compute bf16 …)` touches."""
+"""`product` and `conv`: the operations that `(with :compute bf16 …)` touches.
+
+Types: operands agree in dtype. Under `(with :compute bf16 …)` float operands are cast to bf16, the sum is kept in f32,
+    and the result is cast to the dtype of the first operand.
+Stacked: microbatches are one more letter, or one more factor of the batch; a shared weight is read once for all of
+    them, and its gradient is one contraction.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +35,20 @@ def _operands(el: Elaborator, op: str, values: Sequence[Value]) -> list[Value]:
 
 @builtin("product")
 def product(el: Elaborator, notation: Any, *operands: Any) -> Value:
-    """`(product "b t w, w o -> b t o" x w)`: summed over the axes that the result lacks, from the left."""
+    """`(product "b t w, w o -> b t o" x w)`: its operands multiplied, and summed over
+    the axes that the result lacks.
+
+    Form: (product "NOTATION" x …)
+    Takes: a notation and operands: a name for each axis, `...` for any number of leading axes. A name that stands in
+        several operands is one axis; one that the result lacks is summed.
+    Shape: as the result of the notation says. With more than two operands it goes from left to right.
+    Gradient: that of each operand is the product of g with the other operands, summed to the operand's axes.
+    Example:
+        (product "b i, i o -> b o" x w)  ; is (f32 8 4)
+        (product "b i, b i -> b" x y)  ; is (f32 8)
+        (product "b i -> i" x)  ; is (f32 16)
+        (product "... i, i o -> ... o" x w)  ; is (f32 8 4)
+    """
     if not isinstance(notation, str):
         el.fail(
             "E-TYPE-006",
@@ -93,9 +112,20 @@ def conv(
     groups: Any = 1,
     transposed: Any = False,
 ) -> Value:
-    """`(conv x kernel)`: x (batch spatial… channels), kernel (spatial… in out), cross-correlated.
+    """`(conv x kernel)`: a convolution, cross-correlated, over one to three spatial axes.
 
     Transposed, each element of x adds the kernel, as it is, to the result, `stride` apart; `pad` is cut off it.
+
+    Takes: x and a kernel; `:stride`, `:dilation` and `:pad`, each a number or one for every spatial axis; `:pad` also
+        pairs `[[low high] …]`; `:groups` of channels that do not meet; `:transposed true`.
+    Shape: x (b s… c), kernel (k… c/groups o) → (b p… o), with one to three spatial axes and
+        p = ⌊(s + 2·pad − dilation·(k − 1) − 1) / stride⌋ + 1; transposed
+        p = (s − 1)·stride + dilation·(k − 1) + 1 − 2·pad.
+    Gradient: dx is the convolution of g with the kernel the other way round, dkernel that of x with g.
+    Example:
+        (conv image (param k1 (f32 3 3 3 16) he) :pad 1 :stride 2)  ; is (f32 4 4 4 16)
+        (conv image (param k2 (f32 3 3 1 6) he) :groups 3)  ; is (f32 4 6 6 6)
+        (conv image (param k3 (f32 2 2 3 5) he) :transposed true :stride 2)  ; is (f32 4 16 16 5)
     """
     x, kernel = el.tensor(x), el.tensor(kernel)
     rank = x.rank - 2

@@ -1,4 +1,8 @@
-"""`pool`: the largest, or the mean, of windows, one spatial axis after the other."""
+"""`pool`: the largest, or the mean, of windows, one spatial axis after the other.
+
+Types: f32 and bf16; bf16 is computed in f32 and rounded once.
+Stacked: microbatches are one more factor of the batch.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,21 @@ from sexpgpu.lang.elaborator import Elaborator
 
 @builtin("pool", words=("kind",))
 def pool(el: Elaborator, x: Any, *, window: Any = None, kind: Any = "max", stride: Any = None, pad: Any = 0) -> Value:
-    """`(pool x :kind max :window 2 :stride 2 :pad 0)`: x (batch spatial… channels) in windows, their max or mean.
+    """`(pool x :kind max :window 2 :stride 2 :pad 0)`: the largest element or the mean of windows.
 
     The stride is the window's size where nothing else is said. A window that does not fit is left out, and places
     that `pad` adds never count. The gradient of `max` goes to the first maximum of a window, in row-major order.
+
+    Takes: x; `:window`, which must be given, `:stride` and `:pad`, each a number or one for every spatial axis, `:pad`
+        also pairs; `:kind max` or `:kind mean`.
+    Shape: (b s… c) → (b p… c), with p = ⌊(s + 2·pad − window) / stride⌋ + 1.
+    Gradient: `max`: g goes to the largest element of its window; `mean`: g over the elements that count, to each of
+        them.
+    Edges: of a tie the first in row-major order gets the gradient. NaN if any is.
+    Form: (pool x :window n :kind max :stride n :pad 0)
+    Example:
+        (pool image :window 2)  ; is (f32 4 4 4 3)
+        (pool image :kind mean :window 3 :stride 2 :pad 1)  ; is (f32 4 4 4 3)
     """
     x = el.tensor(x)
     rank = x.rank - 2

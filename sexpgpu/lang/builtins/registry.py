@@ -14,8 +14,13 @@ from sexpgpu.lang.values import Builtin
 BUILTINS: dict[str, Builtin] = {}
 
 
-def builtin(*names: str, words: Sequence[str] = ()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enter a function (elaborator first) under `names`. words: keywords whose value is a bare word."""
+def builtin(
+    *names: str, words: Sequence[str] = (), doc: str = ""
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function (elaborator first) under `names`. words: keywords whose value is a bare word.
+
+    doc: the operation's page of the manual; the function's own doc string where nothing else is said.
+    """
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         parameters = list(inspect.signature(function).parameters.values())[1:]
@@ -31,6 +36,7 @@ def builtin(*names: str, words: Sequence[str] = ()) -> Callable[[Callable[..., A
                 any(p.kind is p.VAR_KEYWORD for p in parameters),
                 sum(p.default is p.empty for p in plain),
                 frozenset(words),
+                inspect.cleandoc(doc or function.__doc__ or ""),
             )
         return function
 

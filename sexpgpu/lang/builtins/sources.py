@@ -20,7 +20,16 @@ def _source(el: Elaborator, value: Any) -> Any:
 
 @builtin("part")
 def part(el: Elaborator, source: Any, start: Any, stop: Any) -> Part:
-    """`(part DATA 0.0 0.9)`: the rows or tokens between two fractions."""
+    """`(part DATA 0.0 0.9)`: the rows or tokens between two fractions.
+
+    A part may be taken of a part, and every view may be made of one.
+
+    Fields: none of its own: `rows`, `windows` and `streams` read it.
+    Example:
+        (defdata corpus (text "python:topics" :by bytes))
+        (defloader train (windows (part corpus 0.0 0.9) :length 64) :batch 12 :shuffle true)
+        (defloader val (windows (part corpus 0.9 1.0) :length 64) :batch 12)
+    """
     for bound in (start, stop):
         if isinstance(bound, bool) or not isinstance(bound, int | float) or not 0 <= bound <= 1:
             el.fail("E-TYPE-005", f"`part` takes fractions from 0.0 to 1.0, not {kind_of(bound)}")
@@ -31,13 +40,31 @@ def part(el: Elaborator, source: Any, start: Any, stop: Any) -> Part:
 
 @builtin("rows")
 def rows(el: Elaborator, source: Any) -> Rows:
-    """`(rows DATA)`: a view of arrays, a row at a time."""
+    """`(rows DATA)`: a view of arrays, a row at a time.
+
+    Fields: one for each array or column, by its name: (b …) of its dtype; and `valid`, (bool b), false for rows that
+        `:last pad` added.
+    Example:
+        (defdata scans (arrays "digits.npz"))
+        (defloader train (rows (part scans 0.0 0.8)) :batch 64 :shuffle true)
+        (defloader test (rows (part scans 0.8 1.0)) :batch 64 :last pad)
+    """
     return el.located(lambda: Rows(_source(el, source)))
 
 
 @builtin("windows")
 def windows(el: Elaborator, source: Any, *, length: Any = None) -> Windows:
-    """`(windows DATA :length n)`: a view of a sequence, n tokens at a time, with the targets one ahead."""
+    """`(windows DATA :length n)`: a view of a sequence, n tokens at a time, with the targets one ahead.
+
+    The windows follow one another without overlap. Under `:shuffle true` they begin at another offset each epoch, below
+    their `:length`, so that over epochs every position is the first of some window.
+
+    Fields: `tokens` and `targets`, (i32 b n), the second one ahead; and `valid`, (bool b).
+    Form: (windows DATA :length n)
+    Example:
+        (defdata corpus (text "python:topics" :by bytes))
+        (defloader train (windows corpus :length 64) :batch 12 :shuffle true)
+    """
     if length is None:
         el.fail("E-FORM-004", "`windows` needs `:length`")
     return el.located(lambda: Windows(_source(el, source), el.size(length)))
@@ -45,7 +72,18 @@ def windows(el: Elaborator, source: Any, *, length: Any = None) -> Windows:
 
 @builtin("streams")
 def streams(el: Elaborator, source: Any, *, length: Any = None) -> Streams:
-    """`(streams DATA :length n)`: windows that go on where the same row of the batch before ended."""
+    """`(streams DATA :length n)`: windows that go on where the same row of the batch before ended.
+
+    A text is cut into as many stretches as a step has rows, `:batch` times `:microbatches`; each row walks along its
+    own, a window of `:length` a step, and begins anew at its end. With `(state … :lane true)` a model goes on where it
+    stopped. There is neither `:shuffle` nor `:last`.
+
+    Fields: `tokens` and `targets`, (i32 b n); `first`, (bool b), true where a stretch begins; and `valid`, (bool b).
+    Form: (streams DATA :length n)
+    Example:
+        (defdata corpus (text "python:topics" :by bytes))
+        (defloader stream (streams corpus :length 32) :batch 8)
+    """
     if length is None:
         el.fail("E-FORM-004", "`streams` needs `:length`")
     return el.located(lambda: Streams(_source(el, source), el.size(length)))
@@ -53,7 +91,20 @@ def streams(el: Elaborator, source: Any, *, length: Any = None) -> Streams:
 
 @builtin("mix")
 def mix(el: Elaborator, parts: Any) -> Mix:
-    """`(mix [VIEW W …])`: rows of several views, chosen by weights that may depend on `step`."""
+    """`(mix [VIEW W …])`: rows of several views, chosen by weights that may depend on `step`.
+
+    Each row of a batch draws its view by the weights, which need not add up to 1. Draws depend on the seed, the
+    loader's name and the number of the microbatch alone; every view gives its rows in its own order, each once in its
+    epoch. There is no `:last`.
+
+    Fields: those of the views, which agree.
+    Example:
+        (defdata corpus (text "python:topics" :by bytes))
+        (defloader mixed
+          (mix [(windows (part corpus 0.0 0.5) :length 32) (linear-schedule 1.0 0.1 :total 100)
+                (windows (part corpus 0.5 1.0) :length 32) (linear-schedule 0.0 0.9 :total 100)])
+          :batch 8 :shuffle true)
+    """
     if not isinstance(parts, tuple) or not parts or len(parts) % 2:
         el.fail("E-FORM-001", "this form is (mix [VIEW W …])")
     views, weights = parts[::2], parts[1::2]

@@ -230,7 +230,7 @@ def test_stacked_is_a_loop_over_microbatches(op: OpDef, sample: Sample) -> None:
                 b, node.outputs, [a[k] if flag else a for a, flag in zip(arrays, batched, strict=True)]
             )
             for whole, part, type in zip(together, alone, node.types, strict=True):
-                assert_same(whole[k], part, type)
+                assert_same(whole[k], part, type, exact=op.work not in (Work.CONTRACT, Work.CONV))
 
 
 def strided(array: Array) -> Array:

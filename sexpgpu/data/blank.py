@@ -1,0 +1,35 @@
+"""Data of no meaning in place of what is missing, for those who check a file without running it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sexpgpu.data.codec import ByteCodec, Codec, IdCodec
+from sexpgpu.data.dataset import NUMPY_TYPES, Arrays, Dataset, TokenStream
+from sexpgpu.data.ids import Shard, ShardedIds
+from sexpgpu.data.spec import ArraysSpec, DataSpec, TextSpec, TokensSpec
+
+BLANK_IDS = 2**30
+"""How many ids there are; they take no memory."""
+
+
+BLANK_ROWS = 2**20
+
+
+def blank(spec: DataSpec, fields: Mapping[str, tuple[str, tuple[int, ...]]]) -> Dataset | None:
+    """Zeros: ids with the vocabulary of `spec`, which of a text is that of bytes; of arrays `fields`, by name their
+    dtype and the shape of a row. None for arrays of no known field."""
+    codec: Codec
+    match spec:
+        case TokensSpec(vocabulary=vocabulary):
+            codec = IdCodec(vocabulary)
+        case TextSpec():
+            codec = ByteCodec()
+        case ArraysSpec():
+            zeros = {n: np.zeros((), NUMPY_TYPES[dtype]) for n, (dtype, _) in fields.items()}
+            stored = {n: np.broadcast_to(zeros[n], (BLANK_ROWS, *shape)) for n, (_, shape) in fields.items()}
+            return Arrays(spec, stored, ()) if stored else None
+    ids = np.broadcast_to(np.zeros((), np.uint8), (BLANK_IDS,))
+    return TokenStream(spec, ShardedIds([Shard(spec.path, ids)]), codec, ())
