@@ -78,7 +78,8 @@ def _cell(text: str) -> str:
 
 def generated() -> dict[Path, str]:
     """The text of every generated page, by its path."""
-    return {PAGE: errors_page(), gallery.PAGE: gallery.gallery_page(), **{DOCS / "reference" / name: text for name, text in reference().items()}}
+    found = {PAGE: errors_page(), gallery.PAGE: gallery.gallery_page()}
+    return found | {DOCS / "reference" / name: text for name, text in reference().items()}
 
 
 def stale(pages: dict[Path, str]) -> list[Path]:

@@ -34,11 +34,11 @@ def script(name: str):
 
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, str]]:
-    """What each example needs beside itself: some read the digits that make_digits.py writes."""
+    """What each example needs beside itself: those of digits read a file that make_digits.py writes."""
     digits = tmp_path_factory.mktemp("digits") / "digits.npz"
     images, labels = script("make_digits").drawn(600)
     np.savez(digits, image=images.astype(np.float32), label=labels.astype(np.int32))
-    return lambda name: {"digits": str(digits)} if name.startswith("digits") else {}
+    return lambda name: {"digits": str(digits)} if "digits.npz" in FILES[name].read_text("utf-8") else {}
 
 
 def variants(name: str) -> list[str | None]:
@@ -79,11 +79,12 @@ def test_smoke_trains(name: str, settings, tmp_path: Path) -> None:
     if name not in TINY:
         arguments += ["--variant", "smoke"]
     series = train(name, tmp_path, *arguments)
-    losses = [value for _, value in read_losses(series)]
+    losses = np.array([[value for _, value in series[key]] for key in series if re.fullmatch("train/(.+/)?loss", key)])
     assert np.all(np.isfinite(losses))
     if name in RISES:
-        losses = [-value for _, value in series[RISES[name]]]
-    assert np.mean(losses[-3:]) < np.mean(losses[:3]) - 0.1
+        losses = -np.array([[value for _, value in series[RISES[name]]]])
+    # Of several updates that work against each other, one loss may rise.
+    assert np.any(losses[:, -3:].mean(1) < losses[:, :3].mean(1) - 0.1)
 
 
 def read_losses(series: dict[str, list]) -> list:

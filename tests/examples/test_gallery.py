@@ -40,7 +40,7 @@ def test_lines_are_those_with_code() -> None:
         ';; head\n\n(def a 1)  ; one\n#| (def b\n 2) |#\n(def c "two ; no comment\nlines")\n(f [\n  ;; within\n  ]\n)\n'
     )
     assert lines_of_example(text) == 6
-    text = '"""Head.\n\nMore."""\nimport os  # one\n\n\ndef f(x):\n    """Says."""\n    # no\n    return f(\n        x)\n'
+    text = '"""Head.\n\nMore."""\nimport os  # a\n\n\ndef f(x):\n    """Is."""\n    # no\n    return f(\n        x)\n'
     assert lines_of_script(text) == 4
     assert lines_of_script('x = """a\n\nb"""\n') == 3
 

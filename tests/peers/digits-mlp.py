@@ -18,9 +18,7 @@ from torch.nn import functional as F
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--digits", default="digits.npz", help="an .npz with image (n 64), f32 in 0 .. 1, and label (n)"
-    )
+    parser.add_argument("--digits", default="digits.npz", help="an .npz with image (n 64) from 0 to 1, and label (n)")
     parser.add_argument("--hidden", type=int, default=128)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=600)
