@@ -110,10 +110,10 @@ class Update:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """Metrics over batches of a loader. batches: None is one whole epoch."""
+    """Metrics over batches of a loader, or over as many draws. batches: None is one whole epoch of the loader."""
 
     name: str
-    loader: str
+    loader: str | None
     batches: int | None
     objectives: tuple[Objective, ...]
 

@@ -280,13 +280,16 @@ class _Loading(FormReader):
 
     def _evaluation(self, declared: Declared) -> Evaluation:
         loader = self._loader_named(declared)
-        if loader is None:
-            self._fail("E-FORM-004", f"the evaluation `{declared.name}` needs `:loader`", declared.span)
-        assert loader is not None
         form = declared.keyed.get("batches")
         batches: int | None = None
         if form is not None and not (isinstance(form, Symbol) and form.name == "all"):
             batches = self._integer(declared, "batches", 1, 1)
+        if loader is None and batches is None:
+            self._fail(
+                "E-FORM-004",
+                f"the evaluation `{declared.name}` needs `:loader`, or `:batches n` for metrics that draw their data",
+                declared.span,
+            )
         if not declared.plain:
             self._fail("E-FORM-001", f"the evaluation `{declared.name}` names no metric", declared.span)
         weights = self._weights(declared)

@@ -89,7 +89,8 @@ def unread_fields(
         if update.loader is not None:
             read_by.setdefault(update.loader, []).append(update.objective)
     for evaluation in evaluations:
-        read_by.setdefault(evaluation.loader, []).extend(evaluation.objectives)
+        if evaluation.loader is not None:
+            read_by.setdefault(evaluation.loader, []).extend(evaluation.objectives)
     taken = {p.name.rpartition(".")[2] for metric in module.metrics.values() for p in metric.parameters}
     told: set[tuple[int, str]] = set()
     for name, objectives in read_by.items():

@@ -24,7 +24,8 @@ from sexpgpu.lang.values import kind_of
 from sexpgpu.syntax import Form, List, String, Symbol
 
 WHOLE = "{*}"
-"""The placeholder of a form without rules: every parameter under the prefix, by its own name."""
+"""The placeholder for one step of a path or more; a form without rules is a rule of this alone."""
+PLACEHOLDER = r"\{([\w-]+|\*)\}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +74,9 @@ class WeightReader(FormReader):
         used: dict[tuple[str, ...], set[str]] = {}
         opened: list[tuple[Declared, WeightFiles, list[str]]] = []
         for declared in self.module.weights:
-            files, rules = self._opened(declared)
+            if (found := self._opened(declared)) is None:
+                continue
+            files, rules = found
             taken = used.setdefault(tuple(map(str, files.paths)), set())
             opened.append((declared, files, self._fill(declared, files, rules, taken)))
         for declared, files, notes in opened:
@@ -90,9 +93,12 @@ class WeightReader(FormReader):
             raise DiagnosticError(wrong)
         return self.found
 
-    def _opened(self, declared: Declared) -> tuple[WeightFiles, list[_Rule]]:
+    def _opened(self, declared: Declared) -> tuple[WeightFiles, list[_Rule]] | None:
+        """The files and the rules; None where the path is `none`, which leaves the form out."""
         form, *rules = declared.plain
         written = self._eval(form)
+        if written is None:
+            return None
         if not isinstance(written, str):
             self._fail("E-TYPE-006", f"a path is a string, not {kind_of(written)}", form.span)
         self.el.stack = [form.span]
@@ -171,9 +177,8 @@ class WeightReader(FormReader):
 
 
 def _matches(pattern: str, name: str) -> dict[str, str] | None:
-    """What each placeholder of `pattern` stands for in `name`: one step of the path; None if they do not match."""
-    if pattern == WHOLE:
-        return {WHOLE: name}
+    """What each placeholder of `pattern` stands for in `name`: one step of the path, `{*}` one or more of them;
+    None if they do not match."""
     known: dict[str, str] = {}
 
     def part(match: re.Match[str]) -> str:
@@ -181,7 +186,7 @@ def _matches(pattern: str, name: str) -> dict[str, str] | None:
         if key in known:
             return f"(?P={known[key]})"
         known[key] = f"p{len(known)}"
-        return f"(?P<{known[key]}>[^.]+)"
+        return f"(?P<{known[key]}>{'.+' if key == '*' else '[^.]+'})"
 
     expression = _pieces(pattern, part)
     found = re.fullmatch(expression, name)
@@ -190,16 +195,14 @@ def _matches(pattern: str, name: str) -> dict[str, str] | None:
 
 def _pieces(pattern: str, part: Callable[[re.Match[str]], str]) -> str:
     made: Iterator[str] = (
-        part(match) if (match := re.fullmatch(r"\{([\w-]+)\}", piece)) else re.escape(piece)
-        for piece in re.split(r"(\{[\w-]+\})", pattern)
+        part(match) if (match := re.fullmatch(PLACEHOLDER, piece)) else re.escape(piece)
+        for piece in re.split(r"(\{(?:[\w-]+|\*)\})", pattern)
     )
     return "".join(made)
 
 
 def _filled(pattern: str, values: Mapping[str, str]) -> str:
-    if pattern == WHOLE:
-        return values[WHOLE]
-    return re.sub(r"\{([\w-]+)\}", lambda match: values.get(match[1], match[0]), pattern)
+    return re.sub(PLACEHOLDER, lambda match: values.get(match[1], match[0]), pattern)
 
 
 def _shown(stored: StoredArray) -> str:

@@ -30,8 +30,8 @@ def run_evaluation(
 
     Raises DiagnosticError E-RUN-003.
     """
-    loader = experiment.loaders[evaluation.loader]
-    num_batches = evaluation.batches or loader.batches_per_epoch
+    loader = None if evaluation.loader is None else experiment.loaders[evaluation.loader]
+    num_batches = evaluation.batches or (0 if loader is None else loader.batches_per_epoch)
     found: dict[str, Array] = {}
     host = schedule.at(step)
     for index, objective in enumerate(evaluation.objectives):
@@ -42,7 +42,7 @@ def run_evaluation(
         for first in range(0, num_batches, CHUNK):
             calls = []
             for m in range(first, min(first + CHUNK, num_batches)):
-                batch = loader.batch(m, objective.fields)
+                batch = {} if loader is None else loader.batch(m, objective.fields)
                 known = {**host, **{f"batch.{name}": value for name, value in batch.items()}}
                 known["stream"] = np.asarray(stream_key(experiment.run.seed, f"eval {evaluation.name}", m))
                 for name, trip in order:

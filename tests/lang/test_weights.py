@@ -94,6 +94,29 @@ def test_everything_that_does_not_fit_is_listed(tmp_path: Path) -> None:
     ]
 
 
+def test_a_star_stands_for_any_steps(tmp_path: Path) -> None:
+    arrays = {
+        **{f"their.net.block.{i}.w": np.full((3, 3), i + 2.0, np.float32) for i in range(2)},
+        "their.net.head.w": np.full((3, 2), 4.0, np.float32),
+        "their.net.head.w/m": np.zeros((3, 2), np.float32),
+        "their.step": np.zeros((), np.float32),
+    }
+    rules = '(defweights net "base.npz" ("{*}.w" "their.net.{*}.w") (none "{*}/m") (none "their.step"))'
+    with Trial(load_experiment(write(tmp_path, rules, arrays))) as trial:
+        found = [float(trial.read(f"net.{name}.w")[0, 0]) for name in ("block.0", "block.1", "head")]
+    assert found == [2.0, 3.0, 4.0]
+    assert lines(tmp_path, rules.replace('(none "{*}/m") ', ""), arrays) == [
+        "surplus: nothing takes `their.net.head.w/m` (3 2)"
+    ]
+
+
+def test_a_path_of_none_leaves_the_form_out(tmp_path: Path) -> None:
+    paths = [write(tmp_path, '(defweights net none ("block.{i}.w" "h.{i}.weight"))')]
+    paths.append(write_experiment(tmp_path, TEXT.format(weights=""), "plain.sx"))
+    with Trial(load_experiment(paths[0])) as trial, Trial(load_experiment(paths[1])) as plain:
+        np.testing.assert_array_equal(trial.read("net.block.0.w"), plain.read("net.block.0.w"))
+
+
 def test_a_prefix_that_is_no_root(tmp_path: Path) -> None:
     assert lines(tmp_path, '(defweights nett "base.npz")')[0].startswith("no parameter is under `nett`")
 

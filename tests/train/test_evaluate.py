@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.train.evaluation import CHUNK, run_evaluation
 from tests.train.trial import Trial, open_trial
 
@@ -74,3 +75,25 @@ def test_a_stacked_program_evaluates_one_batch_at_a_time(tmp_path: Path) -> None
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(found[name], value)
+
+
+DRAWN = """
+(defmetric go-on () (sum (param w (f32 3) 1.0)))
+(defmetric drawn () (let [x (random-normal (f32 4))] (measure spread (mean (square x))) (mean x)))
+(defeval fresh BATCHES drawn)
+(defrun go :loss go-on :steps 3 :optimizer (sgd :rate 0.1) :evaluate (every 1 fresh))
+"""
+
+
+def test_metrics_that_draw_their_data_need_no_loader(tmp_path: Path) -> None:
+    with open_trial(tmp_path, DRAWN.replace("BATCHES", ":batches 500")) as trial:
+        found = evaluate(trial, "fresh")
+    assert found["eval/fresh/drawn"] == pytest.approx(0.0, abs=0.1)
+    assert found["eval/fresh/spread"] == pytest.approx(1.0, abs=0.2)
+
+
+@pytest.mark.parametrize("batches", ["", ":batches all"])
+def test_without_a_loader_the_number_of_batches_is_said(tmp_path: Path, batches: str) -> None:
+    with pytest.raises(DiagnosticError) as caught, open_trial(tmp_path, DRAWN.replace("BATCHES", batches)):
+        pass
+    assert [(d.code, d.span.text[:14]) for d in caught.value.diagnostics] == [("E-FORM-004", "(defeval fresh")]
