@@ -7,6 +7,7 @@ dotted name below can be imported.
 stretch of it; every later object that stands for something in the file keeps a span.
 `sexpgpu.syntax.reader` turns the text into the few kinds of `sexpgpu.syntax.forms`: lists, vectors,
 symbols, keywords, literals. It recovers from mistakes and goes on, so that one run reports them all.
+`sexpgpu.syntax.written` keeps what forms drop, comments and line breaks, for `sexpgpu.syntax.format`.
 
 **2. What is wrong is data.** `sexpgpu.diagnostics.diagnostic.Diagnostic` carries a code, a message,
 labelled spans and help; `sexpgpu.diagnostics.codes.CODES` is the table of codes,

@@ -32,8 +32,9 @@ _WITH_PARAMETERS = frozenset({"defn", "defmodel", "defmetric", "defoptimizer", "
 
 _MOST_BY_PATTERN = 4
 
-Role = Literal["form", "parameters", "pairs", "rows", "file"]
-"""What a bracket is to the one around it: `rows` are pairs, each on a line of its own once they take several."""
+Role = Literal["form", "parameters", "pairs", "rows", "broken rows", "file"]
+"""What a bracket is to the one around it: `rows` are pairs, each on a line of its own once they take several, as they
+must where the `let` around them is broken."""
 
 
 def format_source(source: Source) -> str:
@@ -115,6 +116,8 @@ class _Unit:
     """Whether it must begin a line."""
     roles: tuple[Role, Role] = ("form", "form")
     """Of its pieces."""
+    hang: int = 2
+    """How far in its value stands where name and value take a line each."""
     name_width: int = 0
     """Columns for its name, where values are in a column."""
     text: str | None = None
@@ -132,6 +135,8 @@ class _Unit:
 
     def flat_text(self) -> str | None:
         """It on one line, with its value in its column."""
+        if self.roles[0] == "broken rows":
+            return None
         if self.text is not None or len(self.pieces) == 1:
             return self.text or self.first.flat
         name, value = self.pieces
@@ -151,7 +156,7 @@ def _plan(children: list[Piece], head: str, role: Role, start: int, tail: int) -
     alone = [a and b for a, b in zip(starts, ends, strict=True)]
     _set_values(units, alone)
     _set_siblings(units, alone, tail)
-    if role == "rows":
+    if role in ("rows", "broken rows"):
         for unit in units[1:]:
             unit.begins_line = unit.first.kind != "comment"
     return units
@@ -164,14 +169,16 @@ def _units(children: list[Piece], head: str, role: Role) -> list[_Unit]:
     while index < len(children):
         piece = children[index]
         following = children[index + 1] if index + 1 < len(children) else None
-        paired = role in ("pairs", "rows") or (head == "if" and index > 0)
+        branch = head == "if" and index > 0
+        paired = branch or role in ("pairs", "rows", "broken rows")
         together = False
         if piece.is_datum and lone_value:
             lone_value = False
         elif piece.is_datum and (paired or (piece.is_keyword and (index > 0 or not head))):
             together = following is not None and following.is_datum and (paired or not following.is_keyword)
+            together = together and not (branch and following is not None and following.num_breaks)
             lone_value = paired and not together
-        units.append(_Unit(children[index : index + 1 + together]))
+        units.append(_Unit(children[index : index + 1 + together], hang=0 if branch else 2))
         index += 1 + together
     return units
 
@@ -215,6 +222,13 @@ def _ends_line(units: list[_Unit], index: int) -> bool:
     if following and following[0].first.kind == "comment" and not following[0].first.num_breaks:
         return True
     return not following or following[0].first.num_breaks > 0
+
+
+def _break_pairs(units: list[_Unit]) -> None:
+    """Give the pairs of a `let` that does not fit on a line, and its body, lines of their own."""
+    if len(units) > 2 and units[1].roles[0] == "rows" and len(units[1].first.children) > 2:
+        units[1].roles = ("broken rows", "form")
+        units[2].begins_line = True
 
 
 def _set_values(units: list[_Unit], alone: list[bool]) -> None:
@@ -362,19 +376,23 @@ class _Layout:
         if name.flat is not None and unit.name_width > len(name.flat):
             blanks += unit.name_width - len(name.flat)
         if self.ended or value.num_breaks or self.column + blanks + value.narrowest + tail > WIDTH:
-            self.begin_line(column + 2)
+            self.begin_line(column + unit.hang)
         else:
             self.put(" " * blanks)
         self.piece(value, tail, unit.roles[1])
 
     def piece(self, piece: Piece, tail: int, role: Role) -> None:
         """Lay out one piece."""
-        if piece.flat is not None and (piece.kind not in ("list", "vector") or self.fits(piece.flat, tail)):
+        is_bracket = piece.kind in ("list", "vector")
+        if piece.flat is not None and role != "broken rows" and (not is_bracket or self.fits(piece.flat, tail)):
             self.put(piece.flat)
             return
         start = self.column + len(piece.prefix)
         self.put(piece.prefix + piece.text)
-        self.lay_out(_plan(piece.children, piece.head, role, start, tail + 1), tail + 1)
+        units = _plan(piece.children, piece.head, role, start, tail + 1)
+        if piece.flat is not None:
+            _break_pairs(units)
+        self.lay_out(units, tail + 1)
         if self.lines[-1].full:
             self.begin_line(start)
         self.lines[-1].text += piece.closer
