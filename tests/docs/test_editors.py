@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,3 +93,33 @@ def test_every_editor_starts_the_same_command():
     for name in ("sexpgpu-mode.el", "neovim.lua"):
         assert re.search(r'"sexpgpu",? "lsp"', (CHECKOUT / "editors" / name).read_text("utf-8"))
     assert 'args: ["lsp"]' in (VSCODE / "extension.js").read_text("utf-8")
+
+
+STUBS = """
+const modules = require("module"), load = modules._load;
+const known = {
+  vscode: { window: { showErrorMessage: console.log },
+            workspace: { getConfiguration: () => ({ get: (key) => `the ${key}` }) } },
+  "vscode-languageclient/node": { LanguageClient: class {
+    constructor(id, name, server, client) { console.log(JSON.stringify([server, client])); }
+    async start() { if (process.argv[1] === "fail") throw new Error("no such program"); }
+    stop() { console.log("stopped"); }
+  } },
+};
+modules._load = (name, ...rest) => known[name] ?? load(name, ...rest);
+const extension = require("./extension.js");
+extension.activate().then(() => extension.deactivate());
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node is not installed")
+@pytest.mark.parametrize("way", ["works", "fail"])
+def test_the_extension_starts_the_server_and_says_if_it_cannot(way):
+    ran = subprocess.run(["node", "-e", STUBS, way], cwd=VSCODE, capture_output=True, text=True, check=True)
+    first, *rest = ran.stdout.splitlines()
+    assert json.loads(first) == [
+        {"command": "the command", "args": ["lsp"]},
+        {"documentSelector": [{"language": "sexpgpu"}]},
+    ]
+    told = ["`the command lsp` does not start: no such program. See the setting sexpgpu.command."]
+    assert rest == (told if way == "fail" else []) + ["stopped"]
