@@ -11,8 +11,10 @@ symbols, keywords, literals. It recovers from mistakes and goes on, so that one 
 
 **2. What is wrong is data.** `sexpgpu.diagnostics.diagnostic.Diagnostic` carries a code, a message,
 labelled spans and help; `sexpgpu.diagnostics.codes.CODES` is the table of codes,
-`sexpgpu.diagnostics.render.render` draws one for people, editors or programs. Stages collect diagnostics,
-and raise `sexpgpu.diagnostics.diagnostic.DiagnosticError` at the end of a phase.
+`sexpgpu.diagnostics.pages.page` the manual page behind each, `sexpgpu.diagnostics.render.render` draws one for
+people, editors or programs. Stages collect diagnostics, and raise
+`sexpgpu.diagnostics.diagnostic.DiagnosticError` at the end. In the language a
+`sexpgpu.lang.collector.Collector` runs what is independent and leaves out what only follows from a mistake.
 
 **3. Forms to values.** `sexpgpu.lang.load.load_experiment` is the front door of the language. It enters every
 top-level form in a table (`sexpgpu.lang.toplevel.FORMS`), puts variants and `--set` over the constants, and
@@ -85,5 +87,5 @@ refers to without evaluating anything, `sexpgpu.lsp.checking.check_plain` elabor
 
 Layers import downwards only, a test keeps that. Where to begin with a change: a new operation is one entry
 in `sexpgpu.ir.ops` and one in `sexpgpu.lang.builtins`; a new layer is a few lines in
-`sexpgpu/std/layers.sx`; a new error is a row of `sexpgpu.diagnostics.codes.CODES`.
+`sexpgpu/std/layers.sx`; a new error is a row of `sexpgpu.diagnostics.codes.CODES` and a page.
 """

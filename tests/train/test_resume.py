@@ -328,7 +328,7 @@ def test_a_stream_that_the_system_stops(tmp_path: Path) -> None:
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 1 and "Traceback" not in errors, errors
     assert "E-IO-001" in errors and "metrics.jsonl" in errors and "ulimit" in errors
-    assert errors.count("E-IO-001") == 1
+    assert errors.count("E-IO-001:") == 1
     run = tmp_path / "runs" / "tiny"
     found, skipped = checkpoint.find_latest(run / "checkpoints")
     assert found is not None and not skipped
