@@ -378,9 +378,9 @@ _FILES_AND_DEVICES = (
     ),
     (
         "E-DEV-004",
-        "operation without kernels",
-        "the program needs an operation that this device cannot run",
-        "use another device, such as `--device cpu`, or write the model without the operation",
+        "loop too long to write out",
+        "the device writes out the trips of a loop at run time, and there would be too many nodes in one phase",
+        "walk fewer places, or use another device, such as `--device cpu`",
     ),
 )
 

@@ -26,14 +26,18 @@ from sexpgpu.backend.protocol import Budget
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
+from sexpgpu.ir.ops.scan import places
 from sexpgpu.ir.program import Program
 from sexpgpu.plan.layout import Layout, contiguous
 from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_memory
 from sexpgpu.plan.phase import Step
+from sexpgpu.plan.unroll import num_unrolled, unroll_program
 from sexpgpu.source import Span
 
 MIN_CUDA_VERSION = 13000
 MIN_CAPABILITY = (8, 0)
+MAX_UNROLLED = 20_000
+"""Nodes of a phase whose loops are written out."""
 RESERVED_BYTES = GIB
 """Left free for the libraries' own memory."""
 PIP_LINE = "pip install 'sexpgpu[cuda]'"
@@ -120,11 +124,12 @@ class CudaDevice:
     def plan(self, program: Program, budget: Budget) -> ProgramPlan:
         """Order, layouts and memory.
 
-        Raises: E-MEM-001 if it does not fit; E-DEV-004 for loops at run time, which have no kernels yet.
+        Raises: E-MEM-001 if it does not fit; E-DEV-004 for loops that are too long to be written out.
 
         budget: the size of a smaller card to plan for; what others hold of the real one is held of that one too.
         """
-        refuse_loops(program)
+        refuse_long_loops(program)
+        program = unroll_program(program)
         self.tools.driver.use()
         free, total = self.tools.driver.memory()
         if budget.bytes is not None:
@@ -141,18 +146,23 @@ class CudaDevice:
         return report_lines(Report(plan, phases, self.missed))
 
 
-def refuse_loops(program: Program) -> None:
-    """Raises E-DEV-004, at each place in the file, where a program loops at run time."""
+def refuse_long_loops(program: Program) -> None:
+    """Raises E-DEV-004, at the longest loop of each phase, where its loops written out have too many nodes."""
     found: dict[Span | None, Diagnostic] = {}
     for phase in program.phases:
-        for node in phase.graph.walk():
-            if OPS[node.op].work is Work.SCAN and node.bodies:
-                origin = node.origin
-                while origin.span is None and origin.parent is not None:
-                    origin = origin.parent
-                message = f"the device cuda cannot run `{node.op}` yet, which phase `{phase.name}` needs"
-                diagnostic = Diagnostic("E-DEV-004", message, origin.span, help=("use `--device cpu`",))
-                found.setdefault(origin.span, diagnostic)
+        loops = [node for node in phase.graph.walk() if node.op == "scan"]
+        num_nodes = num_unrolled(phase.graph) if loops else 0
+        if num_nodes > MAX_UNROLLED:
+            longest = max(loops, key=lambda node: len(places(node)) * num_unrolled(node.bodies[0]))
+            origin = longest.origin
+            while origin.span is None and origin.parent is not None:
+                origin = origin.parent
+            message = (
+                f"cuda writes out the trips of a loop, and phase `{phase.name}` would have {num_nodes:,} nodes; "
+                f"{MAX_UNROLLED:,} are the most; this loop has {len(places(longest)):,} trips"
+            )
+            help = ("walk fewer places, or use `--device cpu`",)
+            found.setdefault(origin.span, Diagnostic("E-DEV-004", message, origin.span, help=help))
     if found:
         raise DiagnosticError(list(found.values()))
 
