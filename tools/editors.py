@@ -9,7 +9,7 @@ import re
 import sys
 from pathlib import Path
 
-from sexpgpu.lsp.catalogue import AMBIENT, CLASSES, SPECIAL_FORMS, TOP_LEVEL_FORMS
+from sexpgpu.lsp.catalogue import CLASSES, ambient_names, special_forms, top_level_forms
 from sexpgpu.lsp.names import library
 
 GRAMMAR = Path(__file__).resolve().parents[1] / "editors" / "vscode" / "syntaxes" / "sexpgpu.tmLanguage.json"
@@ -20,10 +20,10 @@ def words() -> dict[str, list[str]]:
     """The words of the language by what they are coloured as."""
     names = library()[0].visible()
     return {
-        "top-level": sorted(TOP_LEVEL_FORMS),
-        "special": sorted(SPECIAL_FORMS),
+        "top-level": sorted(top_level_forms()),
+        "special": sorted(special_forms()),
         "type": sorted([*CLASSES, *(n for n, b in names.items() if b.kind == "dtype")]),
-        "ambient": sorted(AMBIENT),
+        "ambient": sorted(ambient_names()),
         "operation": sorted(n for n, b in names.items() if b.kind == "operation"),
         "library": sorted(n for n, b in names.items() if b.span is not None),
     }

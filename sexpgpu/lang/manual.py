@@ -124,7 +124,7 @@ def _section(text: str) -> str:
 
 def pages() -> list[Page]:
     """Every page, grouped, in the order of the index."""
-    return [*_forms(), *_operations(), *_library()]
+    return [*form_pages(), *_operations(), *_library()]
 
 
 def faults(page: Page) -> list[str]:
@@ -197,7 +197,8 @@ def _parameter(name: str, keyword: bool, default: str) -> str:
     return f":{name} {default}" if keyword else name
 
 
-def _forms() -> Iterator[Page]:
+def form_pages() -> Iterator[Page]:
+    """The pages of forms, sources, views and names, in the order of the index."""
     folder = resources.files("sexpgpu.lang") / "texts"
     for name in ("toplevel.txt", "expressions.txt"):
         parts = _ENTRY.split((folder / name).read_text("utf-8"))
@@ -208,5 +209,14 @@ def _forms() -> Iterator[Page]:
                 continue
             summary, sections = sections_of(text)
             form = sections.get("Form", "")
-            keywords = tuple(dict.fromkeys(re.findall(r"(?<=[ (\n]):([a-z][\w-]*)", form)))
+            keywords = tuple(dict.fromkeys(re.findall(r"(?<=[ (\n]):(?!key DEFAULT)([a-z][\w-]*)", _outermost(form))))
             yield Page(title, kind, group, form, summary, keywords, sections)
+
+
+def _outermost(form: str) -> str:
+    """What stands in no brackets but those of the form itself."""
+    depth, kept = 0, ""
+    for character in form:
+        depth += (character in "([") - (character in ")]")
+        kept += character if depth <= 1 else ""
+    return kept

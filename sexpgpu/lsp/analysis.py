@@ -17,7 +17,7 @@ from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.values import HostScalar, kind_of
 from sexpgpu.lsp.axes import AxisNames, named_axes
-from sexpgpu.lsp.catalogue import SPECIAL_FORMS, TOP_LEVEL_FORMS, documentation, signature
+from sexpgpu.lsp.catalogue import documentation, signature, special_forms, top_level_forms
 from sexpgpu.lsp.checking import OpenedData, Report
 from sexpgpu.lsp.names import Binding, Names, Occurrence, library, resolve
 from sexpgpu.source import Source, Span
@@ -158,10 +158,10 @@ class Project:
                     text += _remarks(binding)
                 elif head is not None:
                     at_top = any(head is top for top in names.result.forms)
-                    entry = (TOP_LEVEL_FORMS if at_top else SPECIAL_FORMS).get(form.name)
+                    entry = (top_level_forms() if at_top else special_forms()).get(form.name)
                     if entry is not None:
-                        code += [entry.shape, *([] if at_top else self._typed(path, _shown(head), head.span))]
-                        text.append(entry.doc)
+                        code += [entry.form, *([] if at_top else self._typed(path, _shown(head), head.span))]
+                        text.append(entry.summary)
                 return Hover(form.span, tuple(code), tuple(text)) if code else None
             case Keyword() if occurrence is not None:
                 binding = occurrence.binding

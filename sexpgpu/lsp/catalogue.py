@@ -2,116 +2,35 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from functools import cache
 
 from sexpgpu.lang.builtins import BUILTINS
-from sexpgpu.lang.toplevel import RUN_KEYS, UPDATE_KEYS
+from sexpgpu.lang.manual import Page, form_pages
 from sexpgpu.lsp.names import Binding
 from sexpgpu.syntax import List, String
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """A form: how it is written, what it does, and its keywords."""
-
-    shape: str
-    doc: str
-    keywords: tuple[str, ...] = ()
+@cache
+def _pages(*kinds: str) -> Mapping[str, Page]:
+    """The manual's pages of some kinds, by what they are of."""
+    return {page.name: page for page in form_pages() if page.kind in kinds}
 
 
-LOOP_KEYS = ("axis", "reverse", "save", "order")
+def top_level_forms() -> Mapping[str, Page]:
+    """The forms that stand at the top of a file."""
+    return _pages("top-level form")
 
-SPECIAL_FORMS: Mapping[str, Entry] = {
-    "let": Entry("(let [name V …] BODY)", "binds in order, each value seeing those before it"),
-    "fn": Entry("(fn (x …) BODY)", "a function without a name"),
-    "if": Entry("(if TEST V TEST V … V)", "a choice while the file is read; `where` chooses between tensors"),
-    "when": Entry("(when TEST EFFECT …)", "effects that depend on a test"),
-    "and": Entry("(and A B …)", "whether all hold; also elementwise"),
-    "or": Entry("(or A B …)", "whether any holds; also elementwise"),
-    "with": Entry(
-        "(with :compute bf16 BODY)",
-        "a body under other settings: the dtype of products, whether it is training, a part of paths, an average",
-        ("scope", "compute", "training", "weights"),
-    ),
-    "repeat": Entry(
-        "(repeat [i n x V] [carry V …] BODY)",
-        "a loop that is written out; its body ends in (next :carry V … :emit V)",
-    ),
-    "for": Entry("(for [i n] V)", "the vector of a value for each round"),
-    "next": Entry("(next :carry V … :emit V)", "ends a loop's body: new carries, and what is emitted", ("emit",)),
-    "propose": Entry("(propose :p P :state S …)", "ends an optimizer's body: the new parameter and states"),
-    "param": Entry("(param NAME TYPE INIT)", "a parameter, named by the path of calls that leads here"),
-    "state": Entry("(state NAME TYPE INIT)", "a state, as it was when the update began", ("lane",)),
-    "measure": Entry("(measure NAME V)", "records a series", ("reduce", "weight", "every", "after")),
-    "set-state": Entry("(set-state STATE V)", "what a state becomes when the update commits", ("reduce", "using")),
-    "grad": Entry("(grad FUNCTION X …)", "the gradient of a scalar function at X"),
-    "every": Entry(
-        "(every n NEW OLD) or (every n X)",
-        "NEW at step 1 and at multiples of n, else OLD; in a run, what is due then",
-        ("keep",),
-    ),
-    "recompute": Entry("(recompute BODY)", "a body whose values the backward pass computes again"),
-    "error": Entry('(error "…")', "stops, and blames whoever calls the function"),
-    "warning": Entry('(warning "…")', "warns whoever calls the function"),
-    "scan": Entry(
-        "(scan [carry V …] [x XS …] BODY)",
-        "a loop at run time along an axis of tensors; its body ends in (next :carry V … :emit V)",
-        LOOP_KEYS,
-    ),
-    "table-scan": Entry(
-        "(table-scan [row T …] [i IDS x XS …] :index i BODY)",
-        "a loop at run time whose carries are rows of tables, read and written one after the other",
-        (*LOOP_KEYS, "index"),
-    ),
-}
 
-TOP_LEVEL_FORMS: Mapping[str, Entry] = {
-    "include": Entry('(include "file.sx")', "another file, all of whose definitions become known here"),
-    "def": Entry('(def NAME VALUE "doc")', "a constant, which variants and --set may replace"),
-    "defvariant": Entry("(defvariant NAME (CONSTANT VALUE) …)", "other values of constants, chosen by --variant"),
-    "defn": Entry("(defn NAME (x :key DEFAULT) BODY)", "a function, written out where it is called"),
-    "defmodel": Entry("(defmodel NAME ((x TYPE)) BODY)", "a function that owns parameters"),
-    "defmetric": Entry("(defmetric NAME (FIELD …) BODY)", "a scalar of a loader's batch, for losses and evaluations"),
-    "defoptimizer": Entry(
-        "(defoptimizer NAME (p g :rate _) :state [s S0] BODY)",
-        "a rule from a parameter, its gradient and state to what it proposes",
-        ("state",),
-    ),
-    "defdata": Entry('(defdata NAME (text|tokens|arrays "PATH" …))', "data on disk"),
-    "defloader": Entry("(defloader NAME VIEW :batch n)", "batches of a view of data", ("batch", "shuffle", "last")),
-    "defeval": Entry(
-        "(defeval NAME :loader L :batches n METRIC …)",
-        "metrics over batches of a loader",
-        ("loader", "batches", "weights"),
-    ),
-    "defupdate": Entry("(defupdate NAME :loss L …)", "one of several updates of a step", UPDATE_KEYS),
-    "defgenerator": Entry(
-        "(defgenerator NAME (:key DEFAULT) :trips [t n] :carry [x X0] BODY)",
-        "trips, each of which reads carries and gives new ones",
-        ("trips", "carry", "axis", "show", "weights"),
-    ),
-    "defaverage": Entry("(defaverage NAME :over P :decay D)", "a running average of parameters", ("over", "decay")),
-    "defweights": Entry(
-        '(defweights PREFIX FILE (OURS THEIRS "o i -> i o") …)', "parameters that begin as published arrays"
-    ),
-    "defdiagnostic": Entry(
-        "(defdiagnostic NAME (p g new) BODY)",
-        "a series for each parameter or group of them",
-        ("over", "group", "reduce", "after", "every"),
-    ),
-    "defrun": Entry("(defrun NAME :loss L :optimizer O :steps n)", "a run", RUN_KEYS),
-}
+def special_forms() -> Mapping[str, Page]:
+    """The forms of expressions, loops among them."""
+    return _pages("special form", "loop")
 
-AMBIENT: Mapping[str, str] = {
-    "none": "no value",
-    "pi": "the constant π",
-    "inf": "infinity",
-    "nan": "not a number",
-    "step": "the number of the step, from 1; a schedule is plainly an expression of it",
-    "training": "true in losses, false in evaluations and generators",
-}
+
+def ambient_names() -> Mapping[str, Page]:
+    """Names that are always there, dtypes among them."""
+    return _pages("name")
+
 
 CLASSES = {"float": "f32 or bf16", "int": "i32 or i64", "any": "any dtype"}
 """What may stand for a dtype in a parameter's type."""
@@ -138,11 +57,9 @@ def documentation(binding: Binding) -> str:
     """What a name is for: its own text, else the comment above its definition."""
     match binding.kind:
         case "operation":
-            return inspect.getdoc(BUILTINS[binding.name].call) or ""
-        case "ambient":
-            return AMBIENT.get(binding.name, "")
-        case "dtype":
-            return f"a dtype: (cast x {binding.name}); with sizes a type: ({binding.name} 8 16)"
+            return BUILTINS[binding.name].doc
+        case "ambient" | "dtype":
+            return ambient_names()[binding.name].summary
     if binding.form is None:
         return ""
     items = binding.form.items

@@ -180,7 +180,7 @@ def check_plain(path: Path, files: EditedFiles, outdated: Callable[[], bool] = n
 
 
 def check_variants(path: Path, report: Report, outdated: Callable[[], bool] = never) -> Report:
-    """The report with what is wrong in variants alone. Raises Outdated."""
+    """The report with the errors of variants alone: what one leaves unused may be its purpose. Raises Outdated."""
     found: dict[Diagnostic, None] = {}
     source = report.files.source(path)
     for variant in _named(source, "defvariant"):
@@ -190,7 +190,8 @@ def check_variants(path: Path, report: Report, outdated: Callable[[], bool] = ne
         note = f"the plain experiment is good; this is in the variant `{variant}`"
         known = {(d.code, d.message, d.span) for d in report.diagnostics}
         for diagnostic in (*inner, *report.files.missing):
-            if (diagnostic.code, diagnostic.message, diagnostic.span) not in known:
+            told = (diagnostic.code, diagnostic.message, diagnostic.span)
+            if diagnostic.severity == "error" and told not in known:
                 found[replace(diagnostic, notes=(*diagnostic.notes, note))] = None
         report.files.missing.clear()
     return replace(report, diagnostics=_sorted([*report.diagnostics, *found]))

@@ -9,11 +9,11 @@ from pathlib import Path
 from sexpgpu.lang.sources import KINDS
 from sexpgpu.lsp.analysis import Project
 from sexpgpu.lsp.catalogue import (
-    SPECIAL_FORMS,
-    TOP_LEVEL_FORMS,
     documentation,
     keywords_of,
     signature,
+    special_forms,
+    top_level_forms,
 )
 from sexpgpu.lsp.names import Environment
 
@@ -64,9 +64,9 @@ def complete(project: Project, path: Path, offset: int) -> tuple[int, list[Propo
         return place.start, found
     if frame.opener == "(" and not frame.items:
         if len(place.frames) == 1:
-            entries = TOP_LEVEL_FORMS.items()
-            return place.start, [Proposal(name, "form", entry.shape, entry.doc) for name, entry in entries]
-        forms = [Proposal(name, "form", e.shape, e.doc, 4) for name, e in SPECIAL_FORMS.items()]
+            entries = top_level_forms().items()
+            return place.start, [Proposal(name, "form", entry.form, entry.summary) for name, entry in entries]
+        forms = [Proposal(name, "form", e.form, e.summary, 4) for name, e in special_forms().items()]
         return place.start, [*_names(environment), *forms]
     return place.start, _names(environment)
 
@@ -88,14 +88,14 @@ def _keywords(head: str, place: _Place, environment: Environment) -> dict[str, s
     given = {item[1:] for item in frame.items if item.startswith(":")}
     found: dict[str, str] = {}
     binding = environment.find(head)
-    if len(place.frames) == 1 and head in TOP_LEVEL_FORMS:
-        found = dict.fromkeys(TOP_LEVEL_FORMS[head].keywords, "")
+    if len(place.frames) == 1 and head in top_level_forms():
+        found = dict.fromkeys(top_level_forms()[head].keywords, "")
     elif binding is not None:
         found = keywords_of(binding)
-    elif head in SPECIAL_FORMS:
+    elif head in special_forms():
         if head in ("next", "propose"):
             found = {name: carry.kind for name, carry in (environment.carries or {}).items()}
-        found.update(dict.fromkeys(SPECIAL_FORMS[head].keywords, ""))
+        found.update(dict.fromkeys(special_forms()[head].keywords, ""))
     elif head in KINDS:
         found = dict.fromkeys(KINDS[head], "")
     repeated = {"emit"} if head == "next" else set()

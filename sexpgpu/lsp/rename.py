@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sexpgpu.lang.elaborator import PATH_PART
 from sexpgpu.lsp.analysis import Project, path_of
-from sexpgpu.lsp.catalogue import CLASSES, SPECIAL_FORMS
+from sexpgpu.lsp.catalogue import CLASSES, special_forms
 from sexpgpu.lsp.names import Binding, Names, Occurrence
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Symbol, read
@@ -69,7 +69,7 @@ def _check_name(binding: Binding, new: str) -> None:
         raise Refused(f"a size that a type binds begins with `?`: `?{new}`")
     if binding.kind != "dimension" and new.startswith("?"):
         raise Refused("only a size that a type binds begins with `?`")
-    if new in SPECIAL_FORMS or new in CLASSES or new in ("_", "..."):
+    if new in special_forms() or new in CLASSES or new in ("_", "..."):
         raise Refused(f"`{new}` is a word of the language")
     if binding.kind in ("model", "keyword", "carry") and not PATH_PART.fullmatch(new):
         raise Refused(f"`{new}` is no part of a path")
