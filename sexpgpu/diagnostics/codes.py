@@ -155,6 +155,13 @@ _CALLS = (
         "a function calls itself more than 256 deep while the file is elaborated",
         "end the recursion with an `if`, or loop with `repeat`, `for` or `scan`",
     ),
+    (
+        "E-CALL-005",
+        "elaboration takes too long",
+        "the calls and operations that a file writes out are more than 400,000: a loop of very many rounds, functions "
+        "that call one another twice over many levels, or `grad` nested deeply",
+        "loop at run time with `scan`, or make the counts smaller",
+    ),
 )
 
 _TYPES = (

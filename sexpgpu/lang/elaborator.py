@@ -14,8 +14,10 @@ from dataclasses import replace
 from typing import Any, NoReturn, TypeVar
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
+from sexpgpu.diagnostics.nearest import edit_distance
 from sexpgpu.ir.graph import Origin, Value
-from sexpgpu.ir.types import TensorType, TypeFault
+from sexpgpu.ir.types import TensorType, TypeFault, admit
+from sexpgpu.lang.bindings import enclosing, meant
 from sexpgpu.lang.patterns import bind_pattern, match_type
 from sexpgpu.lang.scope import POISON, Lazy, Poisoned, Scope
 from sexpgpu.lang.trace import Schedule, Trace, World
@@ -32,15 +34,23 @@ from sexpgpu.lang.values import (
     Weighted,
     kind_of,
 )
-from sexpgpu.source import Span
+from sexpgpu.source import Span, contains
 from sexpgpu.syntax import Boolean, Float, Form, Integer, Keyword, List, String, Symbol, Vector
 
 MAX_DEPTH = 256
 MAX_SIZE = 2**48
 """No axis, count or batch is larger."""
+MAX_WORK = 400_000
+"""Calls and nodes of one elaboration, some seconds of work; a GPT-2 of 12 layers takes 10,000."""
+MAX_ELEMENTS = 1_000_000
+"""Elements of a vector, those of the vectors in it included."""
+ELEMENTS_PER_CALL = 8
+"""So many elements of a vector cost as much as a call."""
 
 DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical", "permutation")
 """Operations whose `:name` is a part of the path that their bits depend on."""
+MOVES = frozenset({"reshape", "transpose", "broadcast", "slice", "reverse", "cast", "pad", "gather"})
+"""Operations whose result is the elements of their first operand in another place."""
 LATER = frozenset((
     "recompute",
 ))  # fmt: skip
@@ -65,8 +75,12 @@ class Elaborator:
         self.depth = 0
         self.bound: str | None = None
         self.defined: dict[str, Span] = {}
+        self.forms: list[List] = []
         self.operands: list[Form] = []
+        self.keys: dict[str, Span] = {}
         self.warnings: list[Diagnostic] = []
+        self.work = 0
+        self._weights: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.call_generator: Callable[..., Any] | None = None
 
     @property
@@ -91,7 +105,7 @@ class Elaborator:
         hidden = [place for place in places if place.source.is_library]
         if hidden and own and places and places[-1] is not blamed:
             notes.append(f"inside the library, at {hidden[-1]}")
-        callers = [place for place in own[:-1] if blamed is not None and not _contains(place, blamed)]
+        callers = [place for place in own[:-1] if blamed is not None and not contains(place, blamed)]
         notes += [f"called from {place}" for place in reversed(callers[-3:])]
         return Diagnostic(code, message, blamed, tuple(labels), (help,) if help else (), tuple(notes))
 
@@ -116,6 +130,31 @@ class Elaborator:
             place = self.diagnostic("E-DATA-001", "").span
             raise DiagnosticError([replace(d, span=d.span or place) for d in error.diagnostics]) from None
 
+    # Limits.
+
+    def spend(self, work: int = 1) -> None:
+        """Count work, in calls. Raises E-CALL-005 when it is more than a file may take, after that Poisoned."""
+        before = self.work
+        self.work += work
+        if self.work <= MAX_WORK:
+            return
+        if before > MAX_WORK:
+            raise Poisoned
+        self.fail("E-CALL-005", f"the file takes more than {MAX_WORK:,} calls and operations to elaborate",
+                  help="`scan` loops at run time; `repeat`, `for` and calls are written out one by one")  # fmt: skip
+
+    def vector(self, parts: Sequence[Any]) -> tuple[Any, ...]:
+        """A vector, counted with the vectors in it, however often they stand there. Raises E-TYPE-005."""
+        made = tuple(parts)
+        nested = [part for part in made if isinstance(part, tuple)]
+        if not nested:
+            return made
+        weight = len(made) + sum(self._weights[id(p)][1] if id(p) in self._weights else len(p) for p in nested)
+        if weight > MAX_ELEMENTS:
+            self.fail("E-TYPE-005", f"a vector of {weight:,} elements, counted through; at most {MAX_ELEMENTS:,} are made")
+        self._weights[id(made)] = made, weight
+        return made
+
     # Evaluation.
 
     def eval(self, form: Form, scope: Scope) -> Any:
@@ -128,7 +167,7 @@ class Elaborator:
             case Integer() | Float() | Boolean() | String():
                 return form.value
             case Vector():
-                return tuple([self.eval(item, scope) for item in form.items])
+                return self.vector([self.eval(item, scope) for item in form.items])
             case Keyword():
                 self.fail("E-FORM-001", f"the keyword `:{form.name}` stands where a value is expected", form.span)
 
@@ -141,11 +180,7 @@ class Elaborator:
                 self.fail("E-FORM-001", f"`{name}` is a form, not a value: write ({name} …)", symbol.span)
             if name in LATER:
                 self.fail("E-NAME-001", f"`{name}` belongs to a later version of the language", symbol.span)
-            near = nearest(name, [*scope.visible(), *self.specials])
-            there = self.defined.get(near) if near else None
-            labels = [Label(there, f"`{near}` is defined here")] if there is not None else []
-            self.fail("E-NAME-001", f"nothing is called `{name}`", symbol.span,
-                      help=f"`{near}` is a near name" if near else "", labels=labels)  # fmt: skip
+            self._unknown(symbol, scope)
         if isinstance(value, Lazy):
             value = self._force(name, value, symbol, scope)
         if value is POISON:
@@ -153,6 +188,28 @@ class Elaborator:
         if isinstance(value, Ambient):
             return value.read(self, symbol.span)
         return value
+
+    def _unknown(self, symbol: Symbol, scope: Scope) -> NoReturn:
+        """Report a name that nothing defines, beside the one that was likely meant."""
+        name = symbol.name
+        labels: list[Label] = []
+        bindings = enclosing(self.forms, symbol.span)
+        binding = meant(name, bindings) if bindings is not None else None
+        if binding is not None:
+            near: str | None = binding.name
+            labels.append(Label(binding.span, f"`{near}` is bound here, and nothing uses it"))
+        else:
+            own = nearest(name, self.defined)
+            near = nearest(name, [*scope.visible(), *self.specials])
+            if own and near and edit_distance(name, own) <= edit_distance(name, near):
+                near = own
+            if near in self.defined:
+                labels.append(Label(self.defined[near], f"`{near}` is defined here"))
+        if near is None and bindings is not None and bindings.parameters is not None:
+            if any(contains(part, symbol.span) for part in bindings.body):
+                labels.append(Label(bindings.parameters, f"no parameter is called `{name}`"))
+        self.fail("E-NAME-001", f"nothing is called `{name}`", symbol.span,
+                  help=f"`{near}` is a near name" if near else "", labels=labels)  # fmt: skip
 
     def _force(self, name: str, lazy: Lazy, symbol: Symbol, scope: Scope) -> Any:
         holder = scope.holder(name)
@@ -176,6 +233,7 @@ class Elaborator:
     def _eval_list(self, form: List, scope: Scope) -> Any:
         if not form.items:
             self.fail("E-FORM-001", "an empty form `()` has no value", form.span)
+        self.spend()
         head = form.items[0]
         bound, self.bound = self.bound, None
         if isinstance(head, Symbol) and head.name in self.specials and scope.holder(head.name) is None:
@@ -188,6 +246,7 @@ class Elaborator:
         function = self.eval(head, scope)
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
+        keys: dict[str, Span] = {}
         name: tuple[str, ...] | None = None
         rest = form.items[1:]
         takes_name = isinstance(function, Function) and any(p.keyword and p.name == "name" for p in function.parameters)
@@ -202,6 +261,7 @@ class Elaborator:
                 self.fail("E-FORM-001", f"`:{item.name}` has no value after it", item.span)
             if item.name in keywords:
                 self.fail("E-FORM-003", f"`:{item.name}` is given twice", item.span)
+            keys[item.name] = item.span
             if item.name == "name" and not takes_name:
                 name = self.path_name(rest[index + 1], scope)
                 if not isinstance(function, Function) and not (
@@ -217,6 +277,7 @@ class Elaborator:
         self.stack.append(form.span)
         try:
             self.operands = [item for item in rest[: len(positional)] if not isinstance(item, Keyword)]
+            self.keys = keys
             return self.apply(function, positional, keywords, form.span, name=name, bound=bound)
         finally:
             self.stack.pop()
@@ -286,7 +347,8 @@ class Elaborator:
             case DType():
                 if keywords:
                     self.fail("E-FORM-003", "a type takes no keywords", span)
-                return TensorType(function.name, tuple(self.size(p, span) for p in positional))
+                with self.faults_at(span):
+                    return admit(TensorType(function.name, tuple([self.size(p, span) for p in positional])))
             case OptimizerDefinition():
                 return self._bind_optimizer(function, positional, keywords, span)
             case Value() | HostScalar():
@@ -316,17 +378,22 @@ class Elaborator:
                 if key not in builtin.keywords:
                     near = nearest(key, builtin.keywords)
                     known = ", ".join(f":{k}" for k in sorted(builtin.keywords)) or "none"
-                    self.fail("E-FORM-003", f"`{builtin.name}` has no keyword `:{key}`", span,
+                    self.fail("E-FORM-003", f"`{builtin.name}` has no keyword `:{key}`", self.keys.get(key, span),
                               help=f"`:{near}` is a near name" if near else f"its keywords: {known}")  # fmt: skip
         if not builtin.any_keyword:
             keywords = {k.replace("-", "_"): v for k, v in keywords.items()}
         operands, self.operands = self.operands, []
         trace, self.bound = self.trace, bound
         before = trace.builder.origin if trace is not None else None
+        num_nodes = 0
         if trace is not None and before is not None:
             trace.builder.origin = Origin(span, "called from" if before.span else "", before if before.span else None)
+            num_nodes = len(trace.builder.nodes)
         try:
-            return builtin.call(self, *positional, **keywords)
+            value = builtin.call(self, *positional, **keywords)
+            if trace is not None:
+                self.spend(len(trace.builder.nodes) - num_nodes)
+            return value
         except TypeFault as fault:
             self.fail(fault.code, fault.message, span, help=fault.help, labels=_operand_labels(operands, positional))
         finally:
@@ -363,8 +430,9 @@ class Elaborator:
             if key not in known:
                 near = nearest(key, known)
                 listed = ", ".join(f":{k}" for k in sorted(known)) or "none"
-                self.fail("E-FORM-003", f"`{name}` has no keyword `:{key}`", span,
-                          help=f"`:{near}` is a near name" if near else f"its keywords: {listed}")  # fmt: skip
+                self.fail("E-FORM-003", f"`{name}` has no keyword `:{key}`", self.keys.get(key, span),
+                          help=f"`:{near}` is a near name" if near else f"its keywords: {listed}",
+                          labels=self._head_of(defined, parameters))  # fmt: skip
         given = iter(positional)
         for parameter in parameters:
             if not parameter.keyword:
@@ -384,10 +452,11 @@ class Elaborator:
 
     def _head_of(self, defined: Span | None, parameters: Sequence[Parameter]) -> tuple[Label, ...]:
         """A label at the head of a definition of the user's own files: `(defn f (x y`."""
-        last = parameters[-1].span if parameters else None
-        if defined is None or last is None or defined.source.is_library:
+        if defined is None or defined.source.is_library:
             return ()
-        return (Label(Span(defined.source, defined.start, last.end), "defined here"),)
+        last = parameters[-1].span if parameters else None
+        end = last.end if last is not None else defined.source.text.find("(", defined.start + 1, defined.end)
+        return (Label(Span(defined.source, defined.start, max(end, defined.start + 1)), "defined here"),)
 
     def _apply_function(
         self,
@@ -480,6 +549,7 @@ class Elaborator:
                 return trace.builder.constant(*self.literal(value, dtype))
             case tuple():
                 leaves, shape = self._leaves(value)
+                self.spend(len(leaves))
                 if leaves and all(isinstance(v, Value) for v in leaves):
                     self.fail("E-TYPE-006", "a vector of tensors is not a tensor", help="(stack […]) or (concat […])")
                 kinds = {self.literal(v, dtype)[1].dtype for v in leaves} or {dtype or "f32"}
@@ -560,11 +630,28 @@ class Elaborator:
 
 
 def _operand_labels(operands: Sequence[Form], values: Sequence[Any]) -> tuple[Label, ...]:
-    """What each operand is, where several tensors of the user's own files meet."""
+    """What each operand is and where it comes from, where several tensors of the user's own files meet."""
     tensors = [(f, v) for f, v in zip(operands, values, strict=False) if isinstance(v, Value)]
     if len(tensors) < 2 or any(f.span.source.is_library for f, _ in tensors):
         return ()
-    return tuple(Label(form.span, f"{value.type}") for form, value in tensors)
+    labels = [Label(form.span, f"{value.type}") for form, value in tensors]
+    lines = {form.span.line for form, _ in tensors}
+    for form, value in tensors:
+        source = source_of(value, form.span)
+        place = source.node.origin.place if source is not None else None
+        if source is not None and place is not None and place.line not in lines:
+            lines.add(place.line)
+            labels.append(Label(place, f"{source.type} is made here"))
+    return tuple(labels)
+
+
+def source_of(value: Value, within: Span) -> Value | None:
+    """The value whose shape `value` has or is cut from, made outside of `within`; None if it is not one alone."""
+    while (place := value.node.origin.place) is not None and contains(within, place):
+        if value.node.op not in MOVES:
+            return None
+        value = value.node.inputs[0]
+    return value
 
 
 class Ambient:
@@ -576,10 +663,6 @@ class Ambient:
     def read(self, el: Elaborator, span: Span) -> Any:
         """The value as seen from where `el` is."""
         return self._read(el, span)
-
-
-def _contains(outer: Span, inner: Span) -> bool:
-    return outer.source is inner.source and outer.start <= inner.start and inner.end <= outer.end
 
 
 def _count(n: int, one: str, many: str = "") -> str:

@@ -20,6 +20,7 @@ from sexpgpu.data import BatchSource
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.ir.types import DTYPES, TensorType
 from sexpgpu.lang.averages import Average, averaging_rate, weights_name
+from sexpgpu.lang.bindings import beside_unused, unused_names
 from sexpgpu.lang.builtins import BUILTINS
 from sexpgpu.lang.elaborator import Ambient, Elaborator
 from sexpgpu.lang.experiment import (
@@ -46,10 +47,16 @@ from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, 
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, String, Symbol, load_source
+from sexpgpu.syntax import Form, List, String, Symbol, Vector, load_source
 
 LARGE = 30_000_000
 """Parameters from which a file wants a variant `smoke`."""
+
+MAX_FAULTS = 100
+"""Diagnostics of one phase that are told; whoever has so many mends the first ones and checks again."""
+
+MAX_PLACEHOLDERS = 4
+"""Of a group's pattern; the ways to match one grow with the length of a path to this power."""
 
 RECURSION_LIMIT = 20_000
 """Python frames for 256 nested calls of the language, each of which takes a few dozen."""
@@ -82,13 +89,16 @@ def _library_sources() -> tuple[Source, ...]:
 
 
 class _Collector:
-    """Gathers the diagnostics of a phase; `attempt` runs one piece of it."""
+    """Gathers the diagnostics of a phase; `attempt` runs one piece of it. forms: of the user's files."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: Sequence[List]) -> None:
+        self.forms = forms
         self.found: list[Diagnostic] = []
         self.poisoned = False
 
     def attempt(self, work: Callable[[], Any]) -> Any:
+        if len(self.found) >= MAX_FAULTS:
+            return None
         try:
             return work()
         except DiagnosticError as error:
@@ -102,7 +112,8 @@ class _Collector:
         if self.found:
             # One fault of a model shows once, however many metrics come to it.
             unique = {(d.code, d.message, d.span): d for d in reversed(self.found)}
-            raise DiagnosticError(sorted(unique.values(), key=_place))
+            shown = sorted(unique.values(), key=_place)[:MAX_FAULTS]
+            raise DiagnosticError([beside_unused(d, self.forms) for d in shown])
         assert not self.poisoned, "a poisoned use without an error"
 
 
@@ -151,7 +162,7 @@ class _Loading(FormReader):
             assert not wrong, wrong
         resolved = path.resolve()
         super().__init__(el, Module(Scope(library.scope), path.parent, (resolved,)))
-        collector = _Collector()
+        collector = _Collector(self.el.forms)
         collector.found += declare(self.el, self.module, source, resolved)
         collector.stop()
         self.el.defined = self.module.spans
@@ -170,7 +181,7 @@ class _Loading(FormReader):
 
     def experiment(self, run_name: str | None, keys: Mapping[str, Mapping[str, str]]) -> Experiment:
         declared = self._choose_run(run_name)
-        collector = _Collector()
+        collector = _Collector(self.el.forms)
         seed = collector.attempt(lambda: self._integer(declared, "seed", 0))
         microbatches = collector.attempt(lambda: self._integer(declared, "microbatches", 1, 1))
         times = collector.attempt(partial(self._times, declared))
@@ -298,6 +309,10 @@ class _Loading(FormReader):
         head = declared.plain[0]
         assert isinstance(head, List)
         parameters = parse_parameters(self.el, head.items)
+        for item in declared.plain[1:-1]:
+            if isinstance(item, Vector):
+                self._fail("E-FORM-001", "this list stands after no keyword", item.span,
+                           help="it is `:trips [t n]`, or `:carry [x X0 …]`")  # fmt: skip
         show, dataset = self._show(declared)
         keys: dict[str, Any] = {}
         for name in given:
@@ -437,7 +452,7 @@ class _Loading(FormReader):
         return loader_times(self.el, self.module, [(name, times) for name, times in read if name is not None])
 
     def _run(self, declared: Declared, seed: int) -> Run:
-        collector = _Collector()
+        collector = _Collector(self.el.forms)
         rules = RuleTracer(self.el)
         loader = self._loader_named(declared)
         updates = [collector.attempt(partial(self._update, d, loader, rules)) for d in self._updates(declared)]
@@ -511,6 +526,8 @@ class _Loading(FormReader):
             if not isinstance(pattern, String):
                 self._fail("E-FORM-001", '`:group` is a pattern such as "net.{i}.*"', pattern.span)
             assert isinstance(pattern, String)
+            if pattern.value.count("{") + pattern.value.count("*") > MAX_PLACEHOLDERS:
+                self._fail("E-FORM-001", f"`:group` has at most {MAX_PLACEHOLDERS} placeholders and `*`", pattern.span)
             groups = {n: g for n in names if (g := group_of(n, pattern.value)) is not None}
             if not groups:
                 self._fail("E-NAME-001", f'no parameter matches the group "{pattern.value}"', pattern.span)
@@ -542,6 +559,9 @@ class _Loading(FormReader):
             if known or span.source is not self.source:
                 continue
             found.append(Diagnostic("W-NAME-001", f"`{name}` is defined, but nothing uses it", span))
+        for form in self.el.forms:
+            if form.span.source is self.source:
+                found += unused_names(form)
         size = sum(parameter.type.size for parameter in self.el.world.parameters.values())
         if size >= LARGE and "smoke" not in self.module.variants:
             message = f"{size:,} parameters and no variant `smoke`"

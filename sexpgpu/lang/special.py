@@ -6,7 +6,7 @@ Each takes the elaborator, the whole form and the scope; parts are evaluated as 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from sexpgpu.diagnostics import Label, nearest
 from sexpgpu.ir.graph import Graph, Value, reachable
@@ -26,6 +26,12 @@ from sexpgpu.transform.autodiff import differentiate
 MAX_ROUNDS = 1_000_000
 """Rounds of a loop that is written out while a file is elaborated."""
 
+MAX_BINDINGS = 1000
+"""Names of one binding list; each is looked up through those after it."""
+
+SHORT = 40
+"""Characters of a form that a message repeats."""
+
 REDUCERS = ("mean", "sum", "max", "min", "last")
 
 
@@ -37,8 +43,31 @@ def pairs(el: Elaborator, form: Form, what: str) -> list[tuple[Form, Form]]:
     if not isinstance(form, Vector):
         el.fail("E-FORM-001", f"{what} stands in square brackets: [name V …]", form.span)
     if len(form.items) % 2:
-        el.fail("E-FORM-001", f"{what} needs a value for every name; `{form.items[-1].span.text}` has none", form.span)
+        _odd(el, form, what)
+    if len(form.items) > 2 * MAX_BINDINGS:
+        el.fail("E-FORM-001", f"{what} binds {len(form.items) // 2:,} names; at most {MAX_BINDINGS:,} are", form.span)
     return [(form.items[i], form.items[i + 1]) for i in range(0, len(form.items), 2)]
+
+
+def _odd(el: Elaborator, form: Vector, what: str) -> NoReturn:
+    """Report a binding list of an odd number of parts, at the part that first falls out of step."""
+    items = form.items
+    for index, item in enumerate(items):
+        is_pattern = isinstance(item, Symbol | Vector)
+        begins_line = index > 0 and item.span.line > items[index - 1].span.line
+        if index % 2 == 0 and not is_pattern:
+            el.fail("E-FORM-001", f"{what} has a value without a name: `{_short(item)}`", item.span,
+                    help="it is [name V name V …]")  # fmt: skip
+        if index % 2 and is_pattern and begins_line:
+            name = items[index - 1]
+            el.fail("E-FORM-001", f"{what} needs a value for every name; `{_short(name)}` has none", name.span)
+    el.fail("E-FORM-001", f"{what} needs a value for every name; `{_short(items[-1])}` has none", items[-1].span)
+
+
+def _short(form: Form) -> str:
+    """The text of a form, cut where it is long."""
+    text = " ".join(form.span.text.split())
+    return text if len(text) <= SHORT else text[: SHORT - 1] + "…"
 
 
 def options(
@@ -88,7 +117,9 @@ def later(what: str) -> str:
 def _need(el: Elaborator, form: List, low: int, high: int | None, shape: str) -> None:
     count = len(form.items) - 1
     if count < low or (high is not None and count > high):
-        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+        end = Span(form.span.source, form.span.end - 1, form.span.end)
+        labels = [Label(end, "it ends here")] if end.line > form.span.line and not end.source.is_library else []
+        el.fail("E-FORM-001", f"this form is {shape}", form.span, labels=labels)
 
 
 # Binding and choice.
@@ -129,7 +160,8 @@ def _if(el: Elaborator, form: List, scope: Scope) -> Any:
     _need(el, form, 2, None, "(if TEST V TEST V … V)")
     parts = form.items[1:]
     if len(parts) % 2 == 0:
-        el.fail("E-FORM-001", "`if` has no last value, for when no test holds", form.span,
+        labels = [] if form.span.source.is_library else [Label(parts[-1].span, "no value follows this test")]
+        el.fail("E-FORM-001", "`if` has no last value, for when no test holds", form.span, labels=labels,
                 help="(if TEST V TEST V … V); effects stand in (when TEST EFFECT …)")  # fmt: skip
     for index in range(0, len(parts) - 1, 2):
         if test(el, parts[index], scope, "if"):
@@ -268,6 +300,7 @@ def sequences(el: Elaborator, form: Form, scope: Scope) -> Iterator[Scope]:
                 "E-TYPE-005", f"a loop walks {length} and {len(walked)} values at once", value_form.span, labels=labels
             )
     for index in range(length):
+        el.spend()
         local = Scope(scope)
         for pattern, walked, _ in bound:
             bind_pattern(el, pattern, walked[index], local)
@@ -295,12 +328,13 @@ def _repeat(el: Elaborator, form: List, scope: Scope) -> Any:
         result = _in_round(el, index, form.items[3:], local)
         carries, out = advance(el, result, carries, form.span)
         emitted.append(out)
-    return loop_value(list(carries.values()), [tuple(e) for e in zip(*emitted, strict=True)])
+    return loop_value(list(carries.values()), [el.vector(e) for e in zip(*emitted, strict=True)])
 
 
 def _for(el: Elaborator, form: List, scope: Scope) -> tuple[Any, ...]:
     _need(el, form, 2, None, "(for [i n] V)")
-    return tuple(_in_round(el, i, form.items[2:], local) for i, local in enumerate(sequences(el, form.items[1], scope)))
+    rounds = enumerate(sequences(el, form.items[1], scope))
+    return el.vector([_in_round(el, i, form.items[2:], local) for i, local in rounds])
 
 
 # Storage.
@@ -564,7 +598,10 @@ def _grad(el: Elaborator, form: List, scope: Scope) -> Any:
     if result.shape != () or not result.type.is_float:
         el.fail("E-TYPE-006", f"`grad` needs a function whose value is a scalar, not {result.type}", form.span,
                 help="(sum …) or (mean …) makes a scalar")  # fmt: skip
+    el.spend(len(b.nodes))
+    num_nodes = len(b.nodes)
     found = differentiate(b, {result: b.constant(1.0, result.type)}, copies)
+    el.spend(len(b.nodes) - num_nodes)
     values = tuple(b.like(0.0, p) if g is None else g for p, g in zip(points, found, strict=True))
     return values[0] if len(values) == 1 else values
 
