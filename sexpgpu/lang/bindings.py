@@ -24,7 +24,7 @@ DEFINITIONS = frozenset({"defn", "defmodel", "defmetric", "defoptimizer", "defge
 
 @dataclass(slots=True)
 class Binding:
-    """A name, where it is bound, by what (`let`, `parameter` or `loop`), and how often it is used."""
+    """A name, where it is bound, by what (`let`, `part` of a pattern of `let`, `parameter` or `loop`), and how often it is used."""
 
     name: str
     span: Span
@@ -84,7 +84,7 @@ def beside_unused(diagnostic: Diagnostic, forms: Sequence[List]) -> Diagnostic:
     labels = [
         Label(b.span, f"`{b.name}` is bound here, and nothing uses it")
         for b in bindings.unused
-        if b.kind == "let" and b.span not in known and not contains(diagnostic.span, b.span)
+        if b.kind in ("let", "part") and b.span not in known and not contains(diagnostic.span, b.span)
     ]
     return replace(diagnostic, labels=(*diagnostic.labels, *labels)) if labels else diagnostic
 
@@ -173,11 +173,11 @@ class _Walk:
 
     def pairs(self, vector: Vector, scope: Scope, kind: str) -> Scope:
         """The scope after `[pattern V …]`, each value seeing the names before it."""
+        inner = Scope(scope)
         for pattern, value in _pairs(vector):
-            self.form(value, scope)
-            scope = Scope(scope)
-            self.bind(pattern, scope, kind)
-        return scope
+            self.form(value, inner)
+            self.bind(pattern, inner, kind)
+        return inner
 
     def bind(self, pattern: Form, scope: Scope, kind: str, span: Span | None = None) -> None:
         match pattern:
@@ -188,7 +188,7 @@ class _Walk:
                 self.result.found.append(binding)
             case Vector():
                 for item in pattern.items:
-                    self.bind(item, scope, kind)
+                    self.bind(item, scope, "part" if kind == "let" else kind)
 
     def parameters(self, items: Sequence[Form], scope: Scope) -> None:
         for before, item in zip((None, *items), items, strict=False):

@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.diagnostics.nearest import edit_distance
 from sexpgpu.ir.graph import Origin, Value
+from sexpgpu.ir.program import SLOT
 from sexpgpu.ir.types import TensorType, TypeFault, admit
 from sexpgpu.lang.bindings import enclosing, meant
 from sexpgpu.lang.patterns import bind_pattern, match_type
@@ -40,7 +41,7 @@ from sexpgpu.syntax import Boolean, Float, Form, Integer, Keyword, List, String,
 MAX_DEPTH = 256
 MAX_SIZE = 2**48
 """No axis, count or batch is larger."""
-MAX_WORK = 400_000
+MAX_WORK = 150_000
 """Calls and nodes of one elaboration, some seconds of work; a GPT-2 of 12 layers takes 10,000."""
 MAX_ELEMENTS = 1_000_000
 """Elements of a vector, those of the vectors in it included."""
@@ -395,11 +396,34 @@ class Elaborator:
                 self.spend(len(trace.builder.nodes) - num_nodes)
             return value
         except TypeFault as fault:
-            self.fail(fault.code, fault.message, span, help=fault.help, labels=_operand_labels(operands, positional))
+            self.fail(fault.code, fault.message, span, help=fault.help, labels=self._operand_labels(operands, positional))
         finally:
             self.bound = None
             if trace is not None and before is not None:
                 trace.builder.origin = before
+
+    def _operand_labels(self, operands: Sequence[Form], values: Sequence[Any]) -> tuple[Label, ...]:
+        """What each operand is and where it comes from, where several tensors of the user's own files meet."""
+        tensors = [(f, v) for f, v in zip(operands, values, strict=False) if isinstance(v, Value)]
+        if len(tensors) < 2 or any(f.span.source.is_library for f, _ in tensors):
+            return ()
+        labels = [Label(form.span, f"{value.type}") for form, value in tensors]
+        lines = {form.span.line for form, _ in tensors}
+        for form, value in tensors:
+            source = source_of(value, form.span)
+            place = None if source is None else self._made_at(source)
+            if source is not None and place is not None and place.line not in lines:
+                lines.add(place.line)
+                labels.append(Label(place, f"{source.type} is made here"))
+        return tuple(labels)
+
+    def _made_at(self, value: Value) -> Span | None:
+        """Where the user's own files make a tensor: for the contents of a slot, the form that owns it."""
+        if value.node.op != "input":
+            return value.node.origin.place
+        name = str(value.node.attrs["name"]).removeprefix(SLOT)
+        owned = self.world.parameters.get(name) or self.world.states.get(name)
+        return None if owned is None else owned.span
 
     def bind(
         self,
@@ -629,25 +653,9 @@ class Elaborator:
         return tuple(sorted(found))
 
 
-def _operand_labels(operands: Sequence[Form], values: Sequence[Any]) -> tuple[Label, ...]:
-    """What each operand is and where it comes from, where several tensors of the user's own files meet."""
-    tensors = [(f, v) for f, v in zip(operands, values, strict=False) if isinstance(v, Value)]
-    if len(tensors) < 2 or any(f.span.source.is_library for f, _ in tensors):
-        return ()
-    labels = [Label(form.span, f"{value.type}") for form, value in tensors]
-    lines = {form.span.line for form, _ in tensors}
-    for form, value in tensors:
-        source = source_of(value, form.span)
-        place = source.node.origin.place if source is not None else None
-        if source is not None and place is not None and place.line not in lines:
-            lines.add(place.line)
-            labels.append(Label(place, f"{source.type} is made here"))
-    return tuple(labels)
-
-
 def source_of(value: Value, within: Span) -> Value | None:
     """The value whose shape `value` has or is cut from, made outside of `within`; None if it is not one alone."""
-    while (place := value.node.origin.place) is not None and contains(within, place):
+    while value.node.op != "input" and (place := value.node.origin.place) is not None and contains(within, place):
         if value.node.op not in MOVES:
             return None
         value = value.node.inputs[0]

@@ -82,10 +82,15 @@ def _base_scope() -> Scope:
 
 
 @cache
-def _library_sources() -> tuple[Source, ...]:
+def _library() -> Scope:
+    """The scope of the library, made once: its functions do not change, and no experiment can reach into it."""
+    module = Module(Scope(_base_scope()), Path())
     folder = resources.files("sexpgpu") / "std"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sx")), key=lambda f: f.name)
-    return tuple(Source(f"std/{f.name}", f.read_text("utf-8")) for f in files)
+    for file in sorted((f for f in folder.iterdir() if f.name.endswith(".sx")), key=lambda f: f.name):
+        wrong = declare(Elaborator({**SPECIALS, **LOOPS}), module, Source(f"std/{file.name}", file.read_text("utf-8")))
+        assert not wrong, wrong
+    assert not module.constants, "a constant of the library would be evaluated by the first experiment for all"
+    return module.scope
 
 
 class _Collector:
@@ -156,12 +161,8 @@ class _Loading(FormReader):
         self.source = source
         self.path = path
         el = Elaborator({**SPECIALS, **LOOPS})
-        library = Module(Scope(_base_scope()), path.parent)
-        for text in _library_sources():
-            wrong = declare(el, library, text)
-            assert not wrong, wrong
         resolved = path.resolve()
-        super().__init__(el, Module(Scope(library.scope), path.parent, (resolved,)))
+        super().__init__(el, Module(Scope(_library()), path.parent, (resolved,)))
         collector = _Collector(self.el.forms)
         collector.found += declare(self.el, self.module, source, resolved)
         collector.stop()

@@ -19,6 +19,8 @@ from sexpgpu.syntax.forms import Boolean, Float, Form, Integer, Keyword, List, S
 
 MAX_DEPTH = 200
 MAX_DIGITS = 100
+MAX_FAULTS = 100
+"""Diagnostics of one text: whoever has so many mends the first ones and reads again."""
 
 _CLOSERS = {"(": ")", "[": "]"}
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", '"': '"'}
@@ -548,5 +550,6 @@ class _Reader:
         return f"`{opener}{head[0] if head is not None and opener == '(' else ''}`"
 
     def report(self, code: str, message: str, span: Span, *labels: Label, help: str) -> None:
-        """Keep a diagnostic."""
-        self.diagnostics.append(Diagnostic(code, message, span, labels, (help,)))
+        """Keep a diagnostic, unless there are enough of them."""
+        if len(self.diagnostics) < MAX_FAULTS:
+            self.diagnostics.append(Diagnostic(code, message, span, labels, (help,)))
