@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,10 +43,11 @@ def command(
         _print_forms(file)
         return
     try:
-        experiment = load(file, variant, settings, run_name)
-        variants = experiment.variants if variant is None else ()
-        for name in variants:
-            _check_variant(file, name, settings, run_name)
+        with _without_collection():
+            experiment = load(file, variant, settings, run_name)
+            variants = experiment.variants if variant is None else ()
+            for name in variants:
+                _check_variant(file, name, settings, run_name)
     except DiagnosticError as error:
         if style == "full":
             raise
@@ -60,6 +64,18 @@ def command(
     count = f"{experiment.num_parameters:,} parameters in {len(experiment.parameters)} tensors"
     states = f", {len(experiment.states)} states" if experiment.states else ""
     click.echo(f"{file}: good ({shown}): {count}{states}")
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """No search for cycles inside the block: what a check makes is bounded, and most of it lives to the end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _check_variant(file: Path, name: str, settings: tuple[str, ...], run_name: str | None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-
 MAX_LETTERS = 200
 """Of a longer word nobody misspelt a name, and comparing two takes the product of their lengths."""
 

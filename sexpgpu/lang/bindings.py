@@ -24,7 +24,8 @@ DEFINITIONS = frozenset({"defn", "defmodel", "defmetric", "defoptimizer", "defge
 
 @dataclass(slots=True)
 class Binding:
-    """A name, where it is bound, by what (`let`, `part` of a pattern of `let`, `parameter` or `loop`), and how often it is used."""
+    """A name, where it is bound, and how often it is used. kind: `let`, `part` (of a pattern of `let`), `parameter` or
+    `loop`."""
 
     name: str
     span: Span
@@ -49,7 +50,7 @@ class Bindings:
 
 
 def bindings_of(form: List) -> Bindings:
-    """The names that a top-level form binds, in the order of the text. Never raises: what is malformed binds nothing."""
+    """The names that a top-level form binds, in the order of the text; what is malformed binds nothing."""
     result = Bindings(form)
     _Walk(result).top(form)
     return result

@@ -77,7 +77,7 @@ class Elaborator:
         self.bound: str | None = None
         self.defined: dict[str, Span] = {}
         self.forms: list[List] = []
-        self.operands: list[Form] = []
+        self.operands: Sequence[Form] = ()
         self.keys: dict[str, Span] = {}
         self.warnings: list[Diagnostic] = []
         self.work = 0
@@ -152,7 +152,7 @@ class Elaborator:
             return made
         weight = len(made) + sum(self._weights[id(p)][1] if id(p) in self._weights else len(p) for p in nested)
         if weight > MAX_ELEMENTS:
-            self.fail("E-TYPE-005", f"a vector of {weight:,} elements, counted through; at most {MAX_ELEMENTS:,} are made")
+            self.fail("E-TYPE-005", f"a vector of {weight:,} elements, all levels counted; at most {MAX_ELEMENTS:,} are")
         self._weights[id(made)] = made, weight
         return made
 
@@ -240,8 +240,9 @@ class Elaborator:
         if isinstance(head, Symbol) and head.name in self.specials and scope.holder(head.name) is None:
             self.stack.append(form.span)
             try:
-                with self.faults_at(form.span):
-                    return self.specials[head.name](self, form, scope)
+                return self.specials[head.name](self, form, scope)
+            except TypeFault as fault:
+                self.fail(fault.code, fault.message, form.span, help=fault.help)
             finally:
                 self.stack.pop()
         function = self.eval(head, scope)
@@ -250,7 +251,6 @@ class Elaborator:
         keys: dict[str, Span] = {}
         name: tuple[str, ...] | None = None
         rest = form.items[1:]
-        takes_name = isinstance(function, Function) and any(p.keyword and p.name == "name" for p in function.parameters)
         index = 0
         while index < len(rest):
             item = rest[index]
@@ -263,7 +263,7 @@ class Elaborator:
             if item.name in keywords:
                 self.fail("E-FORM-003", f"`:{item.name}` is given twice", item.span)
             keys[item.name] = item.span
-            if item.name == "name" and not takes_name:
+            if item.name == "name" and not _takes_name(function):
                 name = self.path_name(rest[index + 1], scope)
                 if not isinstance(function, Function) and not (
                     isinstance(function, Builtin) and function.name in DRAWS
@@ -277,7 +277,7 @@ class Elaborator:
             index += 2
         self.stack.append(form.span)
         try:
-            self.operands = [item for item in rest[: len(positional)] if not isinstance(item, Keyword)]
+            self.operands = rest
             self.keys = keys
             return self.apply(function, positional, keywords, form.span, name=name, bound=bound)
         finally:
@@ -383,7 +383,7 @@ class Elaborator:
                               help=f"`:{near}` is a near name" if near else f"its keywords: {known}")  # fmt: skip
         if not builtin.any_keyword:
             keywords = {k.replace("-", "_"): v for k, v in keywords.items()}
-        operands, self.operands = self.operands, []
+        operands, self.operands = self.operands, ()
         trace, self.bound = self.trace, bound
         before = trace.builder.origin if trace is not None else None
         num_nodes = 0
@@ -396,7 +396,8 @@ class Elaborator:
                 self.spend(len(trace.builder.nodes) - num_nodes)
             return value
         except TypeFault as fault:
-            self.fail(fault.code, fault.message, span, help=fault.help, labels=self._operand_labels(operands, positional))
+            labels = self._operand_labels(operands, positional)
+            self.fail(fault.code, fault.message, span, help=fault.help, labels=labels)
         finally:
             self.bound = None
             if trace is not None and before is not None:
@@ -404,7 +405,8 @@ class Elaborator:
 
     def _operand_labels(self, operands: Sequence[Form], values: Sequence[Any]) -> tuple[Label, ...]:
         """What each operand is and where it comes from, where several tensors of the user's own files meet."""
-        tensors = [(f, v) for f, v in zip(operands, values, strict=False) if isinstance(v, Value)]
+        plain = [form for form in operands[: len(values)] if not isinstance(form, Keyword)]
+        tensors = [(f, v) for f, v in zip(plain, values, strict=False) if isinstance(v, Value)]
         if len(tensors) < 2 or any(f.span.source.is_library for f, _ in tensors):
             return ()
         labels = [Label(form.span, f"{value.type}") for form, value in tensors]
@@ -651,6 +653,11 @@ class Elaborator:
         if len(set(found)) != len(found):
             self.fail("E-TYPE-005", f"axis {max(found, key=found.count)} is named twice")
         return tuple(sorted(found))
+
+
+def _takes_name(function: Any) -> bool:
+    """Whether `:name` is a keyword of the function's own, and not the name of the call."""
+    return isinstance(function, Function) and any(p.keyword and p.name == "name" for p in function.parameters)
 
 
 def source_of(value: Value, within: Span) -> Value | None:

@@ -388,12 +388,14 @@ class _Loading(FormReader):
 
     def _over(self, form: Form | None, names: Sequence[str]) -> list[str]:
         patterns = self._patterns(form)
-        for pattern in patterns if form is not None else ():
-            if not any(fnmatchcase(name, pattern) for name in self.el.world.parameters):
+        matched = [(name, [p for p in patterns if fnmatchcase(name, p)]) for name in names]
+        idle = set(patterns if form is not None else ()).difference(*(found for _, found in matched))
+        for pattern in patterns:
+            if pattern in idle and not any(fnmatchcase(name, pattern) for name in self.el.world.parameters):
                 near = nearest(pattern.removesuffix(".*"), {n.split(".")[0] for n in self.el.world.parameters})
                 self._fail("E-NAME-001", f'no parameter matches "{pattern}"', form.span if form else None,
                            help=f"`{near}` is a near root" if near else f"the parameters: {_some(names)}")  # fmt: skip
-        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        return [name for name, found in matched if found]
 
     def _rules(self, declared: Declared, objective: Objective, rules: RuleTracer) -> dict[str, LeafRule]:
         read = [n.removeprefix("slot:") for n in objective.graph.input_names if n.startswith("slot:")]
@@ -403,7 +405,8 @@ class _Loading(FormReader):
         found: dict[str, LeafRule] = {}
         # A function that does not ask for the path is applied once for each type.
         by_type: dict[TensorType, Any] | None = {} if _ignores_first(value) else None
-        for name in sorted(chosen, key=list(self.el.world.parameters).index):
+        order = {name: place for place, name in enumerate(self.el.world.parameters)}
+        for name in sorted(chosen, key=order.__getitem__):
             leaf = self.el.world.parameters[name]
             rule = value if by_type is None else by_type.get(leaf.type, value)
             if isinstance(rule, Function):

@@ -392,7 +392,7 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
     lane = "lane" in keyed and test(el, keyed["lane"], scope, "state :lane")
     if found is None:
         outer = [p for p in _prefixes(path) if p in mine or p in other]
-        inner = [p for p in (*mine, *other) if p.startswith(path + ".")]
+        inner = [p for p in (*mine, *other) if p.startswith(path + ".")] if path in el.world.roots else []
         for clash in (*outer, *inner):
             there = (mine.get(clash) or other[clash]).span
             el.fail(
@@ -404,6 +404,7 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
             )
         found = Initialised(path, type, _initial_graph(el, path, type, plain[2], scope), el.place(form.span), lane)
         mine[path] = found
+        el.world.roots.update(_prefixes(path))
     elif found.type != type:
         el.fail("E-PARAM-001", f"`{path}` is {type} here and {found.type} elsewhere", form.span,
                 labels=[Label(found.span, f"{found.type} here")])  # fmt: skip

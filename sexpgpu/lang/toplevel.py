@@ -281,9 +281,11 @@ def _include(el: Elaborator, module: Module, form: List) -> None:
 
 def _defweights(el: Elaborator, module: Module, form: List) -> None:
     shape = '(defweights PREFIX FILE (OURS THEIRS "o i -> i o") …)'
-    if len(form.items) < 3 or not isinstance(form.items[1], Symbol | String):
+    if len(form.items) < 3:
         el.fail("E-FORM-001", f"this form is {shape}", form.span)
-    prefix, file = form.items[1:3]
+    prefix, file = form.items[1], form.items[2]
+    if not isinstance(prefix, Symbol | String):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
     if isinstance(file, List) and file.items and isinstance(file.items[0], String):
         el.fail("E-FORM-001", f"this form is {shape}", form.span, labels=[Label(file.span, "a rule, but no FILE")])
     name = prefix.name if isinstance(prefix, Symbol) else prefix.value

@@ -54,12 +54,13 @@ class Schedule:
 
 @dataclass
 class World:
-    """What every trace of one experiment shares."""
+    """What every trace of one experiment shares. roots: the paths under which parameters and states lie."""
 
     schedule: Schedule = field(default_factory=Schedule)
     parameters: dict[str, Initialised] = field(default_factory=dict)
     states: dict[str, Initialised] = field(default_factory=dict)
     averages: dict[str, Any] = field(default_factory=dict)
+    roots: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

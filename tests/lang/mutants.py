@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 
 _TOKEN = re.compile(r';[^\n]*|"(?:[^"\\]|\\.)*"|[()\[\]]|[^\s()\[\]";]+|\s+')
@@ -83,7 +84,7 @@ def line_mutants(name: str, text: str) -> Iterator[Mutant]:
     for line, places in lines.items():
         random = Random(f"{name} {line}")
         words = [i for i in places if re.fullmatch(r":?[a-z][\w.?-]*", tokens[i])]
-        pairs = [(i, j) for i, j in zip(places, places[1:], strict=False) if tokens[i] != tokens[j]]
+        pairs = [(i, j) for i, j in pairwise(places) if tokens[i] != tokens[j]]
         kinds = ["delete", *(["swap"] if pairs else []), *(["misspell"] if words else [])]
         for kind in random.sample(kinds, min(2, len(kinds))):
             changed = list(tokens)
