@@ -152,7 +152,7 @@ class Elaborator:
             return made
         weight = len(made) + sum(self._weights[id(p)][1] if id(p) in self._weights else len(p) for p in nested)
         if weight > MAX_ELEMENTS:
-            self.fail("E-TYPE-005", f"a vector of {weight:,} elements, all levels counted; at most {MAX_ELEMENTS:,} are")
+            self.fail("E-TYPE-005", f"a vector of {weight:,} elements, in all; at most {MAX_ELEMENTS:,} are made")
         self._weights[id(made)] = made, weight
         return made
 
