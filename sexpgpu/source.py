@@ -91,5 +91,10 @@ def cover(a: Span, b: Span) -> Span:
     return Span(a.source, min(a.start, b.start), max(a.end, b.end))
 
 
+def contains(outer: Span, inner: Span) -> bool:
+    """Whether `inner` lies inside `outer`, or is it."""
+    return outer.source is inner.source and outer.start <= inner.start and inner.end <= outer.end
+
+
 NOWHERE = Span(Source("<nowhere>", ""), 0, 0)
 """The span of a datum that no text holds, such as one a tool or a test makes."""

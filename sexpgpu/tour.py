@@ -18,13 +18,15 @@ people, editors or programs. Stages collect diagnostics, and raise
 
 **3. Forms to values.** `sexpgpu.lang.load.load_experiment` is the front door of the language. It enters every
 top-level form in a table (`sexpgpu.lang.toplevel.FORMS`), puts variants and `--set` over the constants, and
-evaluates what is needed. The evaluator is `sexpgpu.lang.elaborator.Elaborator`: special forms are functions in
-`sexpgpu.lang.special.SPECIALS` and, for bodies of their own, `sexpgpu.lang.loops.LOOPS` and
-`sexpgpu.lang.recompute.RECOMPUTE`, operations in `sexpgpu.lang.builtins.BUILTINS`; all take the elaborator
-first. Numbers fold at once; where a tensor is among the operands, `sexpgpu.lang.arithmetic.arithmetic` records
-a node instead. Numbers that depend on `step` go a third way, into `sexpgpu.lang.trace.Schedule`. The library,
-layers to optimizers, is written in the language and lies in `sexpgpu/std`. What the manual says of an operation
-stands where it is defined, and `sexpgpu.lang.manual.pages` collects it.
+evaluates what is needed. The evaluator is `sexpgpu.lang.elaborator.Elaborator`: the forms of expressions are
+functions in `sexpgpu.lang.forms.EXPRESSIONS` (binding and choice in `sexpgpu.lang.special`, parameters and
+effects in `sexpgpu.lang.storage`, bodies of their own in `sexpgpu.lang.loops` and `sexpgpu.lang.recompute`),
+operations in `sexpgpu.lang.builtins.BUILTINS`; all take the elaborator first. `sexpgpu.lang.labels` and
+`sexpgpu.lang.bindings` find what a mistake should point at. Numbers fold at once; where a tensor is among the
+operands, `sexpgpu.lang.arithmetic.arithmetic` records a node instead. Numbers that depend on `step` go a
+third way, into `sexpgpu.lang.trace.Schedule`. The library, layers to optimizers, is written in the language
+and lies in `sexpgpu/std`. What the manual says of an operation stands where it is defined, and
+`sexpgpu.lang.manual.pages` collects it.
 
 **4. Values to graphs.** While a metric is elaborated, a `sexpgpu.lang.trace.Trace` records: nodes through a
 `sexpgpu.ir.builder.Builder`, parameters and states in the `sexpgpu.lang.trace.World` that all traces of a

@@ -8,6 +8,8 @@ from hypothesis import settings
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
+NUM_FUZZ_CASES = int(os.environ.get("SEXPGPU_FUZZ", "200000"))
+
 # A developer's own switches must not decide what a test sees; tests set what they need with monkeypatch.
 for name in [name for name in os.environ if name.startswith("SEXPGPU_")]:
     del os.environ[name]
@@ -34,3 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rewrite(request: pytest.FixtureRequest) -> bool:
     """Whether golden files and pages are written instead of compared."""
     return bool(request.config.getoption("--rewrite"))
+
+
+@pytest.fixture(scope="session")
+def num_fuzz_cases() -> int:
+    """Cases of the longer test of damaged files: SEXPGPU_FUZZ, else 200,000."""
+    return NUM_FUZZ_CASES

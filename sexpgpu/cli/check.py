@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,9 +44,10 @@ def command(
         _print_forms(file)
         return
     try:
-        experiment = load(file, variant, settings, run_name)
-        variants = experiment.variants if variant is None else ()
-        _check_variants(file, variants, settings, run_name)
+        with _without_collection():
+            experiment = load(file, variant, settings, run_name)
+            variants = experiment.variants if variant is None else ()
+            _check_variants(file, variants, settings, run_name)
     except DiagnosticError as error:
         _tell(error.diagnostics, style)
         raise SystemExit(1) from None
@@ -87,6 +91,18 @@ def _check_variants(file: Path, variants: tuple[str, ...], settings: tuple[str, 
 def _whose(names: list[str]) -> str:
     listed = ", ".join(f"`{name}`" for name in names)
     return f"the plain experiment is good; this is in the {'variant' if len(names) == 1 else 'variants'} {listed}"
+
+
+@contextlib.contextmanager
+def _without_collection() -> Iterator[None]:
+    """No search for cycles inside the block: what a check makes is bounded, and most of it lives to the end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _print_forms(file: Path) -> None:

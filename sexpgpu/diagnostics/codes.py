@@ -161,6 +161,13 @@ _CALLS = (
         "a function calls itself more than 256 deep while the file is elaborated",
         "end the recursion with an `if`, or loop with `repeat`, `for` or `scan`",
     ),
+    (
+        "E-CALL-005",
+        "elaboration takes too long",
+        "the calls and operations that a file writes out are more than 150,000: a loop of very many rounds, functions "
+        "that call one another twice over many levels, or `grad` nested deeply",
+        "loop at run time with `scan`, or make the counts smaller",
+    ),
 )
 
 _TYPES = (
@@ -508,6 +515,13 @@ _WARNINGS = (
         "a `warning` form",
         "a function of the library or of the file warns of the values it was given",
         "read the message; it is the function's author who speaks",
+    ),
+    (
+        "W-CALL-002",
+        "calls",
+        "operation of one value",
+        "`+`, `*`, `minimum` or `maximum` is given one value, which it gives back; another was likely forgotten",
+        "add the other value, or write the one alone",
     ),
     (
         "W-NAME-001",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+MAX_LETTERS = 200
+"""Of a longer word nobody misspelt a name, and comparing two takes the product of their lengths."""
+
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:
     """The candidate that a slip of the hand separates from `name`, if there is one.
@@ -12,6 +15,8 @@ def nearest(name: str, candidates: Iterable[str]) -> str | None:
     An edit inserts, drops or replaces a character or swaps two neighbours. Of equally near candidates the
     first in alphabetical order is taken.
     """
+    if len(name) > MAX_LETTERS:
+        return None
     best: tuple[int, str] | None = None
     for candidate in candidates:
         if candidate == name:

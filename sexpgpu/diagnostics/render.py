@@ -17,6 +17,8 @@ from sexpgpu.source import Source, Span
 
 Style = Literal["full", "concise", "json"]
 
+MAX_CHARACTERS = 1000
+"""Of a line that is longer, only so many around the place are looked at."""
 MAX_COLUMNS = 100
 TAB_COLUMNS = 4
 CUT = "..."
@@ -123,6 +125,9 @@ def _marked_line(source: Source, line: int, marks: list[_Mark], width: int) -> I
     start = source.line_starts[line - 1]
     text = source.line_text(line)
     focus = next((mark for mark in marks if mark.primary), marks[0])
+    if len(text) > MAX_CHARACTERS:
+        hidden = max(0, focus.span.start - start - MAX_CHARACTERS // 2)
+        start, text = start + hidden, text[hidden : hidden + MAX_CHARACTERS]
     excerpt = _excerpt(text, *_within(focus.span, start, text), MAX_COLUMNS - width - len(" | "))
     yield f"{line:>{width}} | {excerpt.text}".rstrip()
     for mark in sorted(marks, key=lambda mark: (mark.span.start, mark.span.end)):
@@ -134,7 +139,7 @@ def _marked_line(source: Source, line: int, marks: list[_Mark], width: int) -> I
 
 def _within(span: Span, line_start: int, text: str) -> tuple[int, int]:
     """The part of a span on its first line, as indices of the line's characters."""
-    first = min(span.start - line_start, len(text))
+    first = max(0, min(span.start - line_start, len(text)))
     return first, max(first, min(span.end - line_start, len(text)))
 
 

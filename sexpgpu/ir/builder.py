@@ -11,7 +11,7 @@ from typing import Any
 
 from sexpgpu.ir.graph import NOWHERE, Attr, Graph, Node, Origin, Value, reachable
 from sexpgpu.ir.opdef import OPS
-from sexpgpu.ir.types import TensorType, TypeFault
+from sexpgpu.ir.types import TensorType, TypeFault, admit
 
 
 def _key(attrs: Mapping[str, Attr]) -> str:
@@ -55,6 +55,8 @@ class Builder:
         if found is not None:
             return found
         types = OPS[op].type_rule([v.type for v in inputs], attrs, bodies)
+        for type in types:
+            admit(type)
         made = Node(len(self.nodes), op, tuple(inputs), dict(attrs), types, tuple(bodies), self.origin)
         self.nodes.append(made)
         self._interned[key] = made

@@ -65,7 +65,9 @@ class Node:
         self.types = types
         self.bodies = bodies
         self.origin = origin
-        self.outputs = tuple(Value(self, i, t) for i, t in enumerate(types))
+        self.outputs = (Value(self, 0, types[0]),) if len(types) == 1 else tuple(
+            [Value(self, i, t) for i, t in enumerate(types)]
+        )
 
     def __repr__(self) -> str:
         return f"%{self.id} = {self.op}({', '.join(map(repr, self.inputs))}) {' '.join(map(str, self.types))}"

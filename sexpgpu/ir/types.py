@@ -66,6 +66,21 @@ class TensorType:
         return "(" + " ".join([self.dtype, *map(str, self.shape)]) + ")"
 
 
+MAX_RANK = 32
+"""Axes of a tensor; NumPy's own limit is 64."""
+MAX_ELEMENTS = 2**38
+"""Elements of a tensor: 1 TiB of f32, which no machine holds. Sizes beyond it are slips of the hand."""
+
+
+def admit(type: TensorType) -> TensorType:
+    """The type itself. Raises TypeFault (E-TYPE-005) for one that no machine holds."""
+    if len(type.shape) > MAX_RANK:
+        raise TypeFault(f"a tensor of {len(type.shape)} axes; at most {MAX_RANK} are allowed", "E-TYPE-005")
+    if type.size > MAX_ELEMENTS:
+        raise TypeFault(f"{type} has more than 2^38 elements, which no machine holds", "E-TYPE-005")
+    return type
+
+
 class TypeFault(Exception):
     """A type rule refused its inputs. The front end turns it into a diagnostic at the user's form."""
 

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.lang.bindings import beside_unused
 from sexpgpu.lang.scope import Poisoned
+from sexpgpu.syntax import List
 
+MAX_FAULTS = 100
+"""Diagnostics of one phase that are told; whoever has so many mends the first ones and checks again."""
 MAX_OTHERS = 3
 """Further places of one unknown name that are told."""
 
 
 class Collector:
-    """Gathers the diagnostics of a phase; `attempt` runs one piece of it."""
+    """Gathers the diagnostics of a phase; `attempt` runs one piece of it. forms: those of the user's files."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: Sequence[List] = ()) -> None:
+        self.forms = forms
         self.found: list[Diagnostic] = []
         self.poisoned = False
 
     def attempt(self, work: Callable[[], Any]) -> Any:
-        """What `work` gives; None where it failed, or needs what failed before."""
+        """What `work` gives; None where it failed, or needs what failed before, or so much failed that it is enough."""
+        if len(self.found) >= MAX_FAULTS:
+            return None
         try:
             return work()
         except DiagnosticError as error:
@@ -40,7 +47,7 @@ class Collector:
     def stop(self) -> None:
         """Raise what was gathered: sorted by place, a place once, an unknown name once."""
         if self.found:
-            raise DiagnosticError(distinct(self.found))
+            raise DiagnosticError([beside_unused(d, self.forms) for d in distinct(self.found)[:MAX_FAULTS]])
         assert not self.poisoned, "a poisoned use without an error"
 
 

@@ -8,14 +8,15 @@ elaborator first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.ir.graph import Origin, Value
-from sexpgpu.ir.types import TensorType, TypeFault
+from sexpgpu.ir.types import TensorType, TypeFault, admit
+from sexpgpu.lang.labels import operand_labels, unknown
 from sexpgpu.lang.patterns import bind_pattern, match_type
 from sexpgpu.lang.scope import POISON, Lazy, Poisoned, Scope
 from sexpgpu.lang.trace import Schedule, Trace, World
@@ -32,12 +33,18 @@ from sexpgpu.lang.values import (
     Weighted,
     kind_of,
 )
-from sexpgpu.source import Span
+from sexpgpu.source import Span, contains
 from sexpgpu.syntax import Boolean, Float, Form, Integer, Keyword, List, String, Symbol, Vector
 
 MAX_DEPTH = 256
 MAX_SIZE = 2**48
 """No axis, count or batch is larger."""
+MAX_WORK = 150_000
+"""Calls and nodes of one elaboration, some seconds of work; a GPT-2 of 12 layers takes 10,000."""
+MAX_ELEMENTS = 1_000_000
+"""Elements of a vector, those of the vectors in it included."""
+ELEMENTS_PER_CALL = 8
+"""So many elements of a vector cost as much as a call."""
 
 PATH_PART = re.compile(r"[\w?!+-]+")
 DRAWS = ("random-normal", "random-uniform", "bernoulli", "categorical", "permutation")
@@ -54,7 +61,7 @@ T = TypeVar("T")
 class Elaborator:
     """Evaluates forms in scopes. `trace` is the graph being recorded, None at the top level."""
 
-    def __init__(self, specials: dict[str, Special]) -> None:
+    def __init__(self, specials: Mapping[str, Special]) -> None:
         self.world = World()
         self.trace: Trace | None = None
         self.specials = specials
@@ -62,8 +69,12 @@ class Elaborator:
         self.depth = 0
         self.bound: str | None = None
         self.defined: dict[str, Span] = {}
-        self.operands: list[Form] = []
+        self.forms: list[List] = []
+        self.operands: Sequence[Form] = ()
+        self.keys: dict[str, Span] = {}
         self.warnings: list[Diagnostic] = []
+        self.work = 0
+        self._weights: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.call_generator: Callable[..., Any] | None = None
 
     @property
@@ -89,7 +100,7 @@ class Elaborator:
         if hidden and own and places and places[-1] is not blamed:
             notes.append(f"inside the library, at {hidden[-1]}")
         # A form around the next one is no call of it: `let` around `(net x)`, say.
-        callers = [place for place, inner in pairwise(own) if not _contains(place, inner)]
+        callers = [place for place, inner in pairwise(own) if not contains(place, inner)]
         notes += [f"called from {place}" for place in reversed(callers[-3:])]
         return Diagnostic(code, message, blamed, tuple(labels), (help,) if help else (), tuple(notes))
 
@@ -106,6 +117,31 @@ class Elaborator:
             place = self.diagnostic("E-DATA-001", "").span
             raise DiagnosticError([replace(d, span=d.span or place) for d in error.diagnostics]) from None
 
+    # Limits.
+
+    def spend(self, work: int = 1) -> None:
+        """Count work, in calls. Raises E-CALL-005 when it is more than a file may take, after that Poisoned."""
+        before = self.work
+        self.work += work
+        if self.work <= MAX_WORK:
+            return
+        if before > MAX_WORK:
+            raise Poisoned
+        self.fail("E-CALL-005", f"the file takes more than {MAX_WORK:,} calls and operations to elaborate",
+                  help="`scan` loops at run time; `repeat`, `for` and calls are written out one by one")  # fmt: skip
+
+    def vector(self, parts: Sequence[Any]) -> tuple[Any, ...]:
+        """A vector, counted with the vectors in it, however often they stand there. Raises E-TYPE-005."""
+        made = tuple(parts)
+        nested = [part for part in made if isinstance(part, tuple)]
+        if not nested:
+            return made
+        weight = len(made) + sum(self._weights[id(p)][1] if id(p) in self._weights else len(p) for p in nested)
+        if weight > MAX_ELEMENTS:
+            self.fail("E-TYPE-005", f"a vector of {weight:,} elements, in all; at most {MAX_ELEMENTS:,} are made")
+        self._weights[id(made)] = made, weight
+        return made
+
     # Evaluation.
 
     def eval(self, form: Form, scope: Scope) -> Any:
@@ -118,7 +154,7 @@ class Elaborator:
             case Integer() | Float() | Boolean() | String():
                 return form.value
             case Vector():
-                return tuple([self.eval(item, scope) for item in form.items])
+                return self.vector([self.eval(item, scope) for item in form.items])
             case Keyword():
                 self.fail("E-FORM-001", f"the keyword `:{form.name}` stands where a value is expected", form.span)
 
@@ -129,11 +165,7 @@ class Elaborator:
         except KeyError:
             if name in self.specials:
                 self.fail("E-FORM-001", f"`{name}` is a form, not a value: write ({name} …)", symbol.span)
-            near = nearest(name, [*scope.visible(), *self.specials])
-            there = self.defined.get(near) if near else None
-            labels = [Label(there, f"`{near}` is defined here")] if there is not None else []
-            self.fail("E-NAME-001", f"nothing is called `{name}`", symbol.span,
-                      help=f"`{near}` is a near name" if near else "", labels=labels)  # fmt: skip
+            unknown(self, symbol, scope)
         if isinstance(value, Lazy):
             value = self._force(name, value, symbol, scope)
         if value is POISON:
@@ -164,6 +196,7 @@ class Elaborator:
     def _eval_list(self, form: List, scope: Scope) -> Any:
         if not form.items:
             self.fail("E-FORM-001", "an empty form `()` has no value", form.span)
+        self.spend()
         head = form.items[0]
         bound, self.bound = self.bound, None
         if isinstance(head, Symbol) and head.name in self.specials and scope.holder(head.name) is None:
@@ -177,9 +210,9 @@ class Elaborator:
         function = self.eval(head, scope)
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
+        keys: dict[str, Span] = {}
         name: tuple[str, ...] | None = None
         rest = form.items[1:]
-        takes_name = isinstance(function, Function) and any(p.keyword and p.name == "name" for p in function.parameters)
         index = 0
         while index < len(rest):
             item = rest[index]
@@ -191,7 +224,8 @@ class Elaborator:
                 self.fail("E-FORM-001", f"`:{item.name}` has no value after it", item.span)
             if item.name in keywords:
                 self.fail("E-FORM-003", f"`:{item.name}` is given twice", item.span)
-            if item.name == "name" and not takes_name:
+            keys[item.name] = item.span
+            if item.name == "name" and not _takes_name(function):
                 name = self.path_name(rest[index + 1], scope)
                 if not isinstance(function, Function) and not (
                     isinstance(function, Builtin) and function.name in DRAWS
@@ -205,7 +239,8 @@ class Elaborator:
             index += 2
         self.stack.append(form.span)
         try:
-            self.operands = [item for item in rest[: len(positional)] if not isinstance(item, Keyword)]
+            self.operands = rest
+            self.keys = keys
             return self.apply(function, positional, keywords, form.span, name=name, bound=bound)
         finally:
             self.stack.pop()
@@ -275,7 +310,10 @@ class Elaborator:
             case DType():
                 if keywords:
                     self.fail("E-FORM-003", "a type takes no keywords", span)
-                return TensorType(function.name, tuple(self.size(p, span) for p in positional))
+                try:
+                    return admit(TensorType(function.name, tuple([self.size(p, span) for p in positional])))
+                except TypeFault as fault:
+                    self.fail(fault.code, fault.message, span, help=fault.help)
             case OptimizerDefinition():
                 return self._bind_optimizer(function, positional, keywords, span)
             case Value() | HostScalar():
@@ -308,19 +346,24 @@ class Elaborator:
                 if key not in builtin.keywords:
                     near = nearest(key, builtin.keywords)
                     known = ", ".join(f":{k}" for k in sorted(builtin.keywords)) or "none"
-                    self.fail("E-FORM-003", f"`{builtin.name}` has no keyword `:{key}`", span,
+                    self.fail("E-FORM-003", f"`{builtin.name}` has no keyword `:{key}`", self.keys.get(key, span),
                               help=f"`:{near}` is a near name" if near else f"its keywords: {known}")  # fmt: skip
         if not builtin.any_keyword:
             keywords = {k.replace("-", "_"): v for k, v in keywords.items()}
-        operands, self.operands = self.operands, []
+        operands, self.operands = self.operands, ()
         trace, self.bound = self.trace, bound
         before = trace.builder.origin if trace is not None else None
+        num_nodes = 0
         if trace is not None and before is not None:
             trace.builder.origin = Origin(span, "called from" if before.span else "", before if before.span else None)
+            num_nodes = len(trace.builder.nodes)
         try:
-            return builtin.call(self, *positional, **keywords)
+            value = builtin.call(self, *positional, **keywords)
+            if trace is not None:
+                self.spend(len(trace.builder.nodes) - num_nodes)
+            return value
         except TypeFault as fault:
-            labels = self._operand_labels(operands, positional, span)
+            labels = operand_labels(self, operands, positional, span)
             self.fail(fault.code, fault.message, span, help=fault.help, labels=labels)
         finally:
             self.bound = None
@@ -356,8 +399,9 @@ class Elaborator:
             if key not in known:
                 near = nearest(key, known)
                 listed = ", ".join(f":{k}" for k in sorted(known)) or "none"
-                self.fail("E-FORM-003", f"`{name}` has no keyword `:{key}`", span,
-                          help=f"`:{near}` is a near name" if near else f"its keywords: {listed}")  # fmt: skip
+                self.fail("E-FORM-003", f"`{name}` has no keyword `:{key}`", self.keys.get(key, span),
+                          help=f"`:{near}` is a near name" if near else f"its keywords: {listed}",
+                          labels=self._head_of(defined, parameters))  # fmt: skip
         given = iter(positional)
         for parameter in parameters:
             if not parameter.keyword:
@@ -377,10 +421,11 @@ class Elaborator:
 
     def _head_of(self, defined: Span | None, parameters: Sequence[Parameter]) -> tuple[Label, ...]:
         """A label at the head of a definition of the user's own files: `(defn f (x y`."""
-        last = parameters[-1].span if parameters else None
-        if defined is None or last is None or defined.source.is_library:
+        if defined is None or defined.source.is_library:
             return ()
-        return (Label(Span(defined.source, defined.start, last.end), "defined here"),)
+        last = parameters[-1].span if parameters else None
+        end = last.end if last is not None else defined.source.text.find("(", defined.start + 1, defined.end)
+        return (Label(Span(defined.source, defined.start, max(end, defined.start + 1)), "defined here"),)
 
     def _apply_function(
         self,
@@ -443,20 +488,6 @@ class Elaborator:
         local = self.bind(definition.name, options, (), keywords, definition.scope, span)
         return OptimizerRule(definition, dict(local.names), span)
 
-    def _operand_labels(self, operands: Sequence[Form], values: Sequence[Any], span: Span) -> tuple[Label, ...]:
-        """What each operand is and where it comes from, where several tensors of the user's own files meet."""
-        tensors = [(f, v) for f, v in zip(operands, values, strict=False) if isinstance(v, Value)]
-        if len(tensors) < 2 or any(f.span.source.is_library for f, _ in tensors):
-            return ()
-        labels: dict[Span, str] = {}
-        for form, value in tensors:
-            named = isinstance(form, Symbol)
-            labels[form.span] = f"{form.span.text} is {value.type}" if named else f"{value.type}"
-            made = self.trace.original(value).node.origin.place if self.trace is not None and named else None
-            if made is not None and not made.source.is_library and not _contains(made, span):
-                labels.setdefault(made, f"{form.span.text} comes from here")
-        return tuple(Label(place, text) for place, text in labels.items())
-
     # Conversions that operations share.
 
     def require_trace(self) -> Trace:
@@ -487,6 +518,7 @@ class Elaborator:
                 return trace.builder.constant(*self.literal(value, dtype))
             case tuple():
                 leaves, shape = self._leaves(value)
+                self.spend(len(leaves))
                 if leaves and all(isinstance(v, Value) for v in leaves):
                     self.fail("E-TYPE-006", "a vector of tensors is not a tensor", help="(stack […]) or (concat […])")
                 kinds = {self.literal(v, dtype)[1].dtype for v in leaves} or {dtype or "f32"}
@@ -566,6 +598,11 @@ class Elaborator:
         return tuple(sorted(found))
 
 
+def _takes_name(function: Any) -> bool:
+    """Whether `:name` is a keyword of the function's own, and not the name of the call."""
+    return isinstance(function, Function) and any(p.keyword and p.name == "name" for p in function.parameters)
+
+
 class Ambient:
     """A name whose value depends on where it is read: `step`, `training`."""
 
@@ -575,10 +612,6 @@ class Ambient:
     def read(self, el: Elaborator, span: Span) -> Any:
         """The value as seen from where `el` is."""
         return self._read(el, span)
-
-
-def _contains(outer: Span, inner: Span) -> bool:
-    return outer.source is inner.source and outer.start <= inner.start and inner.end <= outer.end
 
 
 def _count(n: int, one: str, many: str = "") -> str:

@@ -17,9 +17,10 @@ from sexpgpu.lang.averages import weights_name
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.experiment import InnerGenerator
 from sexpgpu.lang.leaves import leaves_of, rebuilt
+from sexpgpu.lang.parts import pairs
 from sexpgpu.lang.patterns import bind_pattern, parse_parameters, pattern_names
 from sexpgpu.lang.scope import Scope
-from sexpgpu.lang.special import advance, loop_value, pairs
+from sexpgpu.lang.special import advance, loop_value
 from sexpgpu.lang.toplevel import Declared, Module
 from sexpgpu.lang.trace import TRIP, Ambient, Trace
 from sexpgpu.source import Span

@@ -38,21 +38,23 @@ from sexpgpu.lang.experiment import (
     Update,
 )
 from sexpgpu.lang.files import DISK, Files
+from sexpgpu.lang.forms import EXPRESSIONS
 from sexpgpu.lang.inner import call_generator
 from sexpgpu.lang.loaders import LoaderMaker, loader_times
-from sexpgpu.lang.loops import LOOPS
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
-from sexpgpu.lang.recompute import RECOMPUTE
 from sexpgpu.lang.scope import Lazy, Poisoned, Scope
-from sexpgpu.lang.special import REDUCERS, SPECIALS, host_function
+from sexpgpu.lang.storage import REDUCERS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
 from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
 from sexpgpu.lang.warnings import too_large_to_try, unread_fields, unread_names
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, read
+from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, Vector, read
+
+MAX_PLACEHOLDERS = 4
+"""Of a group's pattern; the ways to match one grow with the length of a path to this power."""
 
 RECURSION_LIMIT = 20_000
 """Python frames for 256 nested calls of the language, each of which takes a few dozen."""
@@ -90,11 +92,12 @@ def library_forms() -> Mapping[Source, ReadResult]:
 @cache
 def _library_scope() -> Scope:
     """The names of the library, which no elaboration changes."""
-    el = Elaborator({**SPECIALS, **LOOPS, **RECOMPUTE})
+    el = Elaborator(EXPRESSIONS)
     library = Module(Scope(_base_scope()), Path())
     for source, forms in library_forms().items():
         wrong = declare(el, library, source, forms)
         assert not wrong, wrong
+    assert not library.constants, "a constant of the library would be evaluated by the first experiment for all"
     return library.scope
 
 
@@ -106,7 +109,7 @@ def load_experiment(
     run: str | None = None,
     keys: Mapping[str, Mapping[str, str]] | None = None,
     disk: Files = DISK,
-    elaborator: Callable[[dict[str, Any]], Elaborator] = Elaborator,
+    elaborator: Callable[[Mapping[str, Any]], Elaborator] = Elaborator,
 ) -> Experiment:
     """Elaborate the file at `path`.
 
@@ -119,7 +122,7 @@ def load_experiment(
     before = sys.getrecursionlimit()
     sys.setrecursionlimit(max(before, RECURSION_LIMIT))
     try:
-        el = elaborator({**SPECIALS, **LOOPS, **RECOMPUTE})
+        el = elaborator(EXPRESSIONS)
         return _Loading(el, disk, source, Path(path), dict(settings or {}), variant).experiment(run, keys or {})
     except RecursionError:
         message = "the forms of this file are nested too deeply to be elaborated"
@@ -141,7 +144,7 @@ class _Loading(FormReader):
         resolved = path.resolve()
         super().__init__(el, Module(Scope(_library_scope()), path.parent, (resolved,), disk=disk))
         self._indifferent: dict[tuple[Any, ...], Objective] = {}
-        self.collector = collector = Collector()
+        self.collector = collector = Collector(self.el.forms)
         collector.found += declare(self.el, self.module, source, read(source), resolved)
         collector.stop()
         self.el.defined = self.module.spans
@@ -307,6 +310,10 @@ class _Loading(FormReader):
         head = declared.plain[0]
         assert isinstance(head, List)
         parameters = parse_parameters(self.el, head.items)
+        for item in declared.plain[1:-1]:
+            if isinstance(item, Vector):
+                self._fail("E-FORM-001", "this list stands after no keyword", item.span,
+                           help="it is `:trips [t n]`, or `:carry [x X0 …]`")  # fmt: skip
         show, dataset = self._show(declared)
         keys: dict[str, Any] = {}
         for name in given:
@@ -403,12 +410,14 @@ class _Loading(FormReader):
 
     def _over(self, form: Form | None, names: Sequence[str]) -> list[str]:
         patterns = self._patterns(form)
-        for pattern in patterns if form is not None else ():
-            if not any(fnmatchcase(name, pattern) for name in self.el.world.parameters):
+        matched = [(name, [p for p in patterns if fnmatchcase(name, p)]) for name in names]
+        idle = set(patterns if form is not None else ()).difference(*(found for _, found in matched))
+        for pattern in patterns:
+            if pattern in idle and not any(fnmatchcase(name, pattern) for name in self.el.world.parameters):
                 near = nearest(pattern.removesuffix(".*"), {n.split(".")[0] for n in self.el.world.parameters})
                 self._fail("E-NAME-001", f'no parameter matches "{pattern}"', form.span if form else None,
                            help=f"`{near}` is a near root" if near else f"the parameters: {_some(names)}")  # fmt: skip
-        return [name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+        return [name for name, found in matched if found]
 
     def _rules(self, declared: Declared, objective: Objective, rules: RuleTracer) -> dict[str, LeafRule]:
         read = [n.removeprefix("slot:") for n in objective.graph.input_names if n.startswith("slot:")]
@@ -418,7 +427,8 @@ class _Loading(FormReader):
         found: dict[str, LeafRule] = {}
         # A function that does not ask for the path is applied once for each type.
         by_type: dict[TensorType, Any] | None = {} if _ignores_first(value) else None
-        for name in sorted(chosen, key=list(self.el.world.parameters).index):
+        order = {name: place for place, name in enumerate(self.el.world.parameters)}
+        for name in sorted(chosen, key=order.__getitem__):
             leaf = self.el.world.parameters[name]
             rule = value if by_type is None else by_type.get(leaf.type, value)
             if isinstance(rule, Function):
@@ -468,7 +478,7 @@ class _Loading(FormReader):
         return loader_times(self.el, self.module, [(name, times) for name, times in read if name is not None])
 
     def _run(self, declared: Declared, seed: int) -> Run:
-        collector = Collector()
+        collector = Collector(self.el.forms)
         rules = RuleTracer(self.el)
         loader = self._loader_named(declared)
         updates = [collector.attempt(partial(self._update, d, loader, rules)) for d in self._updates(declared)]
@@ -546,6 +556,8 @@ class _Loading(FormReader):
             if not isinstance(pattern, String):
                 self._fail("E-FORM-001", '`:group` is a pattern such as "net.{i}.*"', pattern.span)
             assert isinstance(pattern, String)
+            if pattern.value.count("{") + pattern.value.count("*") > MAX_PLACEHOLDERS:
+                self._fail("E-FORM-001", f"`:group` has at most {MAX_PLACEHOLDERS} placeholders and `*`", pattern.span)
             groups = {n: g for n in names if (g := group_of(n, pattern.value)) is not None}
             if not groups:
                 self._fail("E-NAME-001", f'no parameter matches the group "{pattern.value}"', pattern.span)
@@ -562,7 +574,7 @@ class _Loading(FormReader):
     def _warnings(self, run: Run, evaluations: Iterable[Evaluation]) -> list[Diagnostic]:
         found = [
             *dict.fromkeys(self.el.warnings),
-            *unread_names(self.module, self.source, self.el.world, run),
+            *unread_names(self.module, self.source, self.el.forms, self.el.world, run),
             *unread_fields(self.module, self.loaders, run, evaluations),
             *too_large_to_try(self.el.world, self.module),
         ]

@@ -12,8 +12,8 @@ from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.text import graph_text
 from sexpgpu.lang.elaborator import Elaborator
+from sexpgpu.lang.parts import name_of, pairs
 from sexpgpu.lang.reading import FormReader
-from sexpgpu.lang.special import name_of, pairs
 from sexpgpu.lang.toplevel import Declared, Module
 from sexpgpu.lang.values import HostScalar, Mix, Reference, kind_of
 from sexpgpu.syntax import Form, List, Symbol

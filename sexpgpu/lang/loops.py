@@ -17,9 +17,10 @@ from sexpgpu.ir.graph import Origin, Value
 from sexpgpu.ir.ops.scan import scan
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.leaves import leaves_of, rebuilt, types_of
+from sexpgpu.lang.parts import options, pairs, test
 from sexpgpu.lang.patterns import bind_pattern, pattern_names
 from sexpgpu.lang.scope import Scope
-from sexpgpu.lang.special import advance, loop_value, options, pairs, test
+from sexpgpu.lang.special import advance, loop_value
 from sexpgpu.lang.trace import TRIP, BodyTrace
 from sexpgpu.lang.values import Next
 from sexpgpu.source import Span

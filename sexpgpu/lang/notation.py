@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from sexpgpu.ir.types import TypeFault
 
+MAX_NAMES = 52
+"""Axes on one side of a notation: more than a tensor may have."""
+
 _TOKEN = re.compile(r"\(|\)|\.\.\.|[^\s()]+")
 
 
@@ -49,6 +52,8 @@ def _groups(text: str, notation: str) -> list[list[str]]:
     if inside is not None:
         raise TypeFault(f"a bracket is left open in `{notation}`", "E-FORM-001")
     names = [name for group in groups for name in group]
+    if len(names) > MAX_NAMES:
+        raise TypeFault(f"{len(names)} axes stand on one side of a notation; at most {MAX_NAMES} may", "E-FORM-001")
     for name in names:
         if names.count(name) > 1:
             raise TypeFault(f"the axis `{name}` stands twice on one side of `{notation}`", "E-FORM-001")

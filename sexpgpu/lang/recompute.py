@@ -14,7 +14,7 @@ from typing import Any
 from sexpgpu.ir.graph import Origin, Value
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.scope import Scope
-from sexpgpu.lang.special import record_measure, record_state
+from sexpgpu.lang.storage import record_measure, record_state
 from sexpgpu.lang.trace import BodyTrace
 from sexpgpu.lang.values import Function, Next, Proposal, Weighted, kind_of
 from sexpgpu.syntax import List

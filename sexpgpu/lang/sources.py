@@ -8,8 +8,8 @@ from typing import Literal
 from sexpgpu.data import ArraysSpec, DataSpec, ImagesSpec, LinesSpec, TableSpec, TextSpec, TokensSpec
 from sexpgpu.diagnostics import nearest
 from sexpgpu.lang.elaborator import Elaborator
+from sexpgpu.lang.parts import options, pairs, test
 from sexpgpu.lang.scope import Scope
-from sexpgpu.lang.special import options, pairs, test
 from sexpgpu.syntax import Form, List, String, Symbol, Vector
 
 KINDS: Mapping[str, tuple[str, ...]] = {

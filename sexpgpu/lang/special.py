@@ -1,4 +1,4 @@
-"""Special forms: what binds, branches, loops, owns storage or has effects. A table of functions.
+"""Special forms: what binds, branches, loops while a file is read, and differentiates. A table of functions.
 
 Each takes the elaborator, the whole form and the scope; parts are evaluated as the form's meaning says.
 """
@@ -6,98 +6,32 @@ Each takes the elaborator, the whole form and the scope; parts are evaluated as 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sexpgpu.diagnostics import Label, nearest
-from sexpgpu.ir.graph import Graph, Value, reachable
-from sexpgpu.ir.types import TensorType
-from sexpgpu.lang.arithmetic import arithmetic, broadcast_to, where
+from sexpgpu.diagnostics import Label
+from sexpgpu.ir.graph import Value
+from sexpgpu.lang.arithmetic import arithmetic, where
 from sexpgpu.lang.averages import weights_name
 from sexpgpu.lang.collector import Collector
 from sexpgpu.lang.elaborator import Elaborator
-from sexpgpu.lang.patterns import bind_pattern, parse_parameters, pattern_names, type_value
+from sexpgpu.lang.parts import due_every, need, options, pairs, test
+from sexpgpu.lang.patterns import bind_pattern, parse_parameters, pattern_names
 from sexpgpu.lang.scope import POISON, Scope
-from sexpgpu.lang.trace import SCALAR_F32, SCALAR_F64, Ambient, Initialised, Measured, StateSet, Trace
-from sexpgpu.lang.values import Builtin, Due, Function, HostScalar, Next, Proposal, Weighted, kind_of
+from sexpgpu.lang.values import Due, Function, HostScalar, Next, Proposal, kind_of
 from sexpgpu.source import Span
-from sexpgpu.syntax import Form, Keyword, List, Symbol, Vector
+from sexpgpu.syntax import Form, Keyword, List, Symbol
 from sexpgpu.transform.autodiff import differentiate
 
 MAX_ROUNDS = 1_000_000
 """Rounds of a loop that is written out while a file is elaborated."""
-
-REDUCERS = ("mean", "sum", "max", "min", "last")
-
-
-# Reading the parts of a form.
-
-
-def pairs(el: Elaborator, form: Form, what: str) -> list[tuple[Form, Form]]:
-    """The pairs of a binding list `[pattern V …]`."""
-    if not isinstance(form, Vector):
-        el.fail("E-FORM-001", f"{what} stands in square brackets: [name V …]", form.span)
-    if len(form.items) % 2:
-        el.fail("E-FORM-001", f"{what} needs a value for every name; `{form.items[-1].span.text}` has none", form.span)
-    return [(form.items[i], form.items[i + 1]) for i in range(0, len(form.items), 2)]
-
-
-def options(
-    el: Elaborator, items: Sequence[Form], allowed: Sequence[str], what: str
-) -> tuple[list[Form], dict[str, Form]]:
-    """Plain parts and keyword parts of a form's items."""
-    plain: list[Form] = []
-    keyed: dict[str, Form] = {}
-    index = 0
-    while index < len(items):
-        item = items[index]
-        if not isinstance(item, Keyword):
-            plain.append(item)
-            index += 1
-            continue
-        if item.name in LATER_KEYWORDS and item.name not in allowed:
-            el.fail("E-FORM-003", later(f"`:{item.name}`"), item.span)
-        if item.name not in allowed:
-            near = nearest(item.name, allowed)
-            listed = ", ".join(f":{k}" for k in allowed) or "none"
-            el.fail("E-FORM-003", f"`{what}` has no keyword `:{item.name}`", item.span,
-                    help=f"`:{near}` is a near name" if near else f"its keywords: {listed}")  # fmt: skip
-        if item.name in keyed:
-            el.fail("E-FORM-003", f"`:{item.name}` is given twice", item.span)
-        if index + 1 == len(items) or isinstance(items[index + 1], Keyword):
-            el.fail("E-FORM-001", f"`:{item.name}` has no value after it", item.span)
-        keyed[item.name] = items[index + 1]
-        index += 2
-    return plain, keyed
-
-
-def name_of(el: Elaborator, form: Form, what: str) -> str:
-    """A name written as a symbol."""
-    if not isinstance(form, Symbol):
-        el.fail("E-FORM-001", f"{what} is a name", form.span)
-    return form.name
-
-
-LATER_KEYWORDS = ("keep-best",)
-
-
-def later(what: str) -> str:
-    """The message for a part of the language that this version does not have."""
-    return f"{what} belongs to a later version of the language"
-
-
-def _need(el: Elaborator, form: List, low: int, high: int | None, shape: str) -> None:
-    count = len(form.items) - 1
-    if count < low or (high is not None and count > high):
-        el.fail("E-FORM-001", f"this form is {shape}", form.span)
 
 
 # Binding and choice.
 
 
 def _let(el: Elaborator, form: List, scope: Scope) -> Any:
-    _need(el, form, 2, None, "(let [name V …] BODY)")
+    need(el, form, 2, None, "(let [name V …] BODY)")
     local = Scope(scope)
     collector = Collector()
     for pattern, value_form in pairs(el, form.items[1], "a binding list"):
@@ -123,29 +57,19 @@ def _bind_value(el: Elaborator, pattern: Form, form: Form, local: Scope) -> None
 
 
 def _fn(el: Elaborator, form: List, scope: Scope) -> Function:
-    _need(el, form, 2, None, "(fn (x …) BODY)")
+    need(el, form, 2, None, "(fn (x …) BODY)")
     if not isinstance(form.items[1], List):
         el.fail("E-FORM-001", "the parameters of `fn` stand in round brackets", form.items[1].span)
     parameters = parse_parameters(el, form.items[1].items)
     return Function("fn", parameters, form.items[2:], scope, form.span)
 
 
-def test(el: Elaborator, form: Form, scope: Scope, what: str) -> bool:
-    """An elaboration boolean."""
-    value = el.eval(form, scope)
-    if isinstance(value, bool):
-        return value
-    if isinstance(value, Value | HostScalar):
-        el.fail("E-TYPE-007", f"the test of `{what}` is {kind_of(value)}, known only at run time", form.span,
-                help="(where TEST A B) chooses at run time")  # fmt: skip
-    el.fail("E-TYPE-006", f"the test of `{what}` is {kind_of(value)}, not a boolean", form.span)
-
-
 def _if(el: Elaborator, form: List, scope: Scope) -> Any:
-    _need(el, form, 2, None, "(if TEST V TEST V … V)")
+    need(el, form, 2, None, "(if TEST V TEST V … V)")
     parts = form.items[1:]
     if len(parts) % 2 == 0:
-        el.fail("E-FORM-001", "`if` has no last value, for when no test holds", form.span,
+        labels = [] if form.span.source.is_library else [Label(parts[-1].span, "no value follows this test")]
+        el.fail("E-FORM-001", "`if` has no last value, for when no test holds", form.span, labels=labels,
                 help="(if TEST V TEST V … V); effects stand in (when TEST EFFECT …)")  # fmt: skip
     for index in range(0, len(parts) - 1, 2):
         if test(el, parts[index], scope, "if"):
@@ -154,7 +78,7 @@ def _if(el: Elaborator, form: List, scope: Scope) -> Any:
 
 
 def _when(el: Elaborator, form: List, scope: Scope) -> None:
-    _need(el, form, 2, None, "(when TEST EFFECT …)")
+    need(el, form, 2, None, "(when TEST EFFECT …)")
     if test(el, form.items[1], scope, "when"):
         for effect in form.items[2:]:
             if el.eval(effect, scope) is not None:
@@ -163,7 +87,7 @@ def _when(el: Elaborator, form: List, scope: Scope) -> None:
 
 def _logic(word: str, stop: bool) -> Any:
     def special(el: Elaborator, form: List, scope: Scope) -> Any:
-        _need(el, form, 1, None, f"({word} A B …)")
+        need(el, form, 1, None, f"({word} A B …)")
         result: Any = None
         for item in form.items[1:]:
             value = el.eval(item, scope)
@@ -284,6 +208,7 @@ def sequences(el: Elaborator, form: Form, scope: Scope) -> Iterator[Scope]:
                 "E-TYPE-005", f"a loop walks {length} and {len(walked)} values at once", value_form.span, labels=labels
             )
     for index in range(length):
+        el.spend()
         local = Scope(scope)
         for pattern, walked, _ in bound:
             bind_pattern(el, pattern, walked[index], local)
@@ -299,7 +224,7 @@ def _in_round(el: Elaborator, index: int, body: Sequence[Form], local: Scope) ->
 
 
 def _repeat(el: Elaborator, form: List, scope: Scope) -> Any:
-    _need(el, form, 3, None, "(repeat [i n] [carry V …] BODY)")
+    need(el, form, 3, None, "(repeat [i n] [carry V …] BODY)")
     carries: dict[str, Any] = {}
     for pattern, value_form in pairs(el, form.items[2], "a carry list"):
         start = Scope()
@@ -311,277 +236,20 @@ def _repeat(el: Elaborator, form: List, scope: Scope) -> Any:
         result = _in_round(el, index, form.items[3:], local)
         carries, out = advance(el, result, carries, form.span)
         emitted.append(out)
-    return loop_value(list(carries.values()), [tuple(e) for e in zip(*emitted, strict=True)])
+    return loop_value(list(carries.values()), [el.vector(e) for e in zip(*emitted, strict=True)])
 
 
 def _for(el: Elaborator, form: List, scope: Scope) -> tuple[Any, ...]:
-    _need(el, form, 2, None, "(for [i n] V)")
-    return tuple(_in_round(el, i, form.items[2:], local) for i, local in enumerate(sequences(el, form.items[1], scope)))
-
-
-# Storage.
-
-
-def _initial_graph(el: Elaborator, path: str, type: TensorType, form: Form, scope: Scope) -> Graph:
-    """The graph (output `value`) that makes the first contents of a parameter or state."""
-    span = form.span
-    outer, trace = el.trace, Trace(el.world, Ambient(), f"initialise {path}")
-    trace.draws = (path,)
-    trace.effects_refused = trace.params_refused = "an initialiser"
-    el.trace = trace
-    try:
-        init = el.eval(form, scope)
-        value = el.apply(init, [type], {}, span) if isinstance(init, Function | Builtin) else init
-        if not isinstance(value, Value | int | float | tuple | HostScalar):
-            el.fail("E-PARAM-002", f"the initialiser of `{path}` is {kind_of(value)}", span,
-                    help="a number, or a function of a type such as (normal 0.02), lecun or zeros")  # fmt: skip
-        if isinstance(value, HostScalar):
-            el.fail("E-PARAM-002", f"the initialiser of `{path}` depends on `step`, but it runs before the first", span)
-        tensor = el.tensor(value, type.dtype)
-        if tensor.dtype != type.dtype or (tensor.rank and tensor.shape != type.shape):
-            el.fail("E-PARAM-002", f"the initialiser of `{path}` gives {tensor.type}, not {type}", span)
-        return trace.builder.graph("initial", [("value", broadcast_to(el, tensor, type.shape))])
-    finally:
-        el.trace = outer
-
-
-def _prefixes(path: str) -> list[str]:
-    parts = path.split(".")
-    return [".".join(parts[:i]) for i in range(1, len(parts))]
-
-
-def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
-    allowed = ("lane",) if word == "state" else ()
-    plain, keyed = options(el, form.items[1:], allowed, word)
-    if len(plain) != 3:
-        el.fail("E-FORM-001", f"this form is ({word} NAME TYPE INIT)", form.span)
-    trace = el.require_trace()
-    if trace.params_refused:
-        el.fail("E-PARAM-001", f"`{word}` stands in {trace.params_refused}, which owns no storage", form.span)
-    path = trace.path(name_of(el, plain[0], f"the first part of `{word}`"))
-    el.path_name(plain[0], scope)
-    type = type_value(el, el.eval(plain[1], scope))
-    mine, other = (el.world.parameters, el.world.states) if word == "param" else (el.world.states, el.world.parameters)
-    if path in other:
-        el.fail("E-PARAM-001", f"`{path}` is a parameter and a state", form.span,
-                labels=[Label(other[path].span, "here the other")])  # fmt: skip
-    if word == "param" and path in trace.created:
-        el.fail("E-PARAM-001", f"the parameter `{path}` is made twice in one model call", form.span,
-                labels=[Label(trace.created[path], "made here first")],
-                help="give each call its own `:name`, or bind the value once and use it twice")  # fmt: skip
-    trace.created[path] = el.place(form.span)
-    found = mine.get(path)
-    lane = "lane" in keyed and test(el, keyed["lane"], scope, "state :lane")
-    if found is None:
-        outer = [p for p in _prefixes(path) if p in mine or p in other]
-        inner = [p for p in (*mine, *other) if p.startswith(path + ".")]
-        for clash in (*outer, *inner):
-            there = (mine.get(clash) or other[clash]).span
-            el.fail(
-                "E-PARAM-001",
-                f"`{min(path, clash)}` has contents of its own, and is the root of `{max(path, clash)}`",
-                form.span,
-                labels=[Label(there, f"`{clash}` is made here")],
-                help="give one of the two another name or `:name`",
-            )
-        found = Initialised(path, type, _initial_graph(el, path, type, plain[2], scope), el.place(form.span), lane)
-        mine[path] = found
-    elif found.type != type:
-        el.fail("E-PARAM-001", f"`{path}` is {type} here and {found.type} elsewhere", form.span,
-                labels=[Label(found.span, f"{found.type} here")])  # fmt: skip
-    elif found.lane != lane:
-        el.fail("E-PARAM-001", f"the state `{path}` has `:lane true` in one place and not in another", form.span,
-                labels=[Label(found.span, "the other")])  # fmt: skip
-    weights = trace.ambient.weights if word == "param" else None
-    average = None if weights is None else el.world.averages.get(weights)
-    with trace.made_at(form.span):
-        return trace.slot(average.slot(path) if average is not None and average.covers(path) else path, type)
-
-
-def _param(el: Elaborator, form: List, scope: Scope) -> Value:
-    return _storage(el, form, scope, "param")
-
-
-def _state(el: Elaborator, form: List, scope: Scope) -> Value:
-    return _storage(el, form, scope, "state")
-
-
-# Effects.
-
-
-def _effect_trace(el: Elaborator, form: List, word: str) -> Trace:
-    trace = el.require_trace()
-    if trace.effects_refused:
-        el.fail("E-STATE-001", f"`{word}` stands inside {trace.effects_refused}, where there are no effects", form.span)
-    return trace
-
-
-def _reducer(el: Elaborator, keyed: dict[str, Form], type: TensorType) -> str:
-    if "reduce" not in keyed:
-        if not type.is_float:
-            el.fail("E-STATE-001", f"{type} has no mean: say `:reduce last`, sum, max or min")
-        return "mean"
-    form = keyed["reduce"]
-    if not isinstance(form, Symbol) or form.name not in REDUCERS:
-        el.fail("E-FORM-003", f"`:reduce` is one of {' '.join(REDUCERS)}", form.span)
-    return form.name
-
-
-def host_function(el: Elaborator, function: Any, span: Span) -> Graph:
-    """A function of one number as a graph of f64 scalars: input `x`, output `y`."""
-    outer, trace = el.trace, Trace(el.world, Ambient(), "after")
-    trace.effects_refused = trace.params_refused = "a function of a folded value"
-    trace.builder = el.schedule.builder
-    el.trace = trace
-    try:
-        x = HostScalar(el.schedule.builder.input("x", SCALAR_F64))
-        y = el.apply(function, [x], {}, span)
-        if isinstance(y, HostScalar) and any(
-            n.op == "input" and n.outputs[0] is not x.value for n in reachable((y.value,))
-        ):
-            el.fail("E-TYPE-006", "`:after` is a function of the folded value alone, not of `step`", span)
-        if not isinstance(y, HostScalar):
-            el.fail("E-TYPE-006", f"`:after` gives {kind_of(y)}, not a number of its argument", span)
-        return el.schedule.builder.graph("after", [("y", y.value)], [x.value])
-    finally:
-        el.trace = outer
-
-
-def _measure(el: Elaborator, form: List, scope: Scope) -> None:
-    plain, keyed = options(el, form.items[1:], ("reduce", "weight", "every", "after"), "measure")
-    if len(plain) != 2:
-        el.fail("E-FORM-001", "this form is (measure NAME V)", form.span)
-    trace = _effect_trace(el, form, "measure")
-    name = name_of(el, plain[0], "the first part of `measure`")
-    el.path_name(plain[0], scope)
-    path = "/".join(filter(None, (".".join(trace.scope), name)))
-    value = el.eval(plain[1], scope)
-    weight: Value | None = value.weight if isinstance(value, Weighted) else None
-    tensor = el.tensor(value.value if isinstance(value, Weighted) else value)
-    if tensor.rank > 1:
-        el.fail("E-TYPE-006", f"`measure` takes a scalar or a small vector, not {tensor.type}", plain[1].span)
-    b = trace.builder
-    if tensor.dtype != "f32":
-        tensor = b.cast(tensor, "f32")
-    if "weight" in keyed:
-        given = el.tensor(el.eval(keyed["weight"], scope))
-        if given.shape != ():
-            el.fail("E-TYPE-006", f"`:weight` is a scalar, not {given.type}", keyed["weight"].span)
-        weight = b.cast(given, "f32")
-    reduce = _reducer(el, keyed, tensor.type)
-    every = _due_every(el, keyed["every"], scope) if "every" in keyed else 1
-    after = host_function(el, el.eval(keyed["after"], scope), form.span) if "after" in keyed else None
-    record_measure(el, trace, Measured(path, tensor, weight, reduce, every, after, el.place(form.span)), form.span)
-
-
-def record_measure(el: Elaborator, trace: Trace, made: Measured, span: Span) -> None:
-    """Add a measure to a trace, folded with one of its path that is there."""
-    before = trace.measures.get(made.path)
-    if before is not None:
-        if (before.reduce, before.every, before.value.type) != (made.reduce, made.every, made.value.type):
-            el.fail("E-STATE-001", f"the measure `{made.path}` is made twice, differently", span,
-                    labels=[Label(before.span, "the other")])  # fmt: skip
-        value, weight = _together(trace, before, made.value, made.weight)
-        made = replace(made, value=value, weight=weight)
-    trace.measures[made.path] = made
-
-
-def _together(trace: Trace, before: Measured, value: Value, weight: Value | None) -> tuple[Value, Value | None]:
-    """Two measures of one path in one call, folded."""
-    b = trace.builder
-    match before.reduce:
-        case "sum":
-            return b.add(before.value, value), weight
-        case "max":
-            return b.op("maximum", before.value, value), weight
-        case "min":
-            return b.op("minimum", before.value, value), weight
-        case "last":
-            return value, weight
-    one = b.constant(1.0, SCALAR_F32)
-    w1, w2 = before.weight or one, weight or one
-    total = b.add(w1, w2)
-
-    def spread(w: Value) -> Value:
-        return b.broadcast(w, value.shape, ()) if value.rank else w
-
-    folded = b.add(b.mul(before.value, spread(w1)), b.mul(value, spread(w2)))
-    positive = b.op("maximum", total, b.constant(1e-30, SCALAR_F32))
-    return b.div(folded, spread(positive)), total
-
-
-def _set_state(el: Elaborator, form: List, scope: Scope) -> None:
-    plain, keyed = options(el, form.items[1:], ("reduce", "using"), "set-state")
-    if len(plain) != 2:
-        el.fail("E-FORM-001", "this form is (set-state STATE V)", form.span)
-    trace = _effect_trace(el, form, "set-state")
-    target = el.eval(plain[0], scope)
-    name = trace.slot_name(target) if isinstance(target, Value) else None
-    if name is None or name not in el.world.states:
-        el.fail("E-STATE-001", f"`set-state` sets what `state` gave, not {kind_of(target)}", plain[0].span)
-    state = el.world.states[name]
-    tensor = el.tensor(el.eval(plain[1], scope), state.type.dtype)
-    if tensor.type != state.type:
-        el.fail("E-STATE-001", f"the state `{name}` is {state.type}, but is set to {tensor.type}", plain[1].span,
-                labels=[Label(state.span, f"{state.type} here")])  # fmt: skip
-    if state.lane:
-        for key in keyed:
-            el.fail("E-STATE-001", f"`:{key}` has no meaning for the lane `{name}`, which is never folded",
-                    keyed[key].span, help="what `state` gave is the old value of this microbatch")  # fmt: skip
-        made = StateSet(name, tensor, "last", None, el.place(form.span))
-    else:
-        reduce = _reducer(el, keyed, state.type)
-        using = _using_graph(el, state.type, el.eval(keyed["using"], scope), form.span) if "using" in keyed else None
-        made = StateSet(name, tensor, reduce, using, el.place(form.span))
-    record_state(el, trace, made, form.span)
-
-
-def record_state(el: Elaborator, trace: Trace, made: StateSet, span: Span) -> None:
-    """Add what a state is set to, folded with what it is set to already."""
-    name, before = made.name, trace.state_sets.get(made.name)
-    if before is not None:
-        if el.world.states[name].lane:
-            el.fail("E-STATE-001", f"the lane `{name}` is set twice in one call", span,
-                    labels=[Label(before.span, "set here first")])  # fmt: skip
-        if before.reduce != made.reduce or (before.using is None) != (made.using is None):
-            how, here = (
-                f"`:reduce {s.reduce}`{' and `:using`' if s.using is not None else ''}" for s in (before, made)
-            )
-            el.fail("E-STATE-001", f"the state `{name}` is set twice, in two ways", span,
-                    labels=[Label(before.span, f"by {how} here"), Label(span, f"and by {here} here")],
-                    help="values of one state fold in one way: give both the same keywords, or make two states",
-                    )  # fmt: skip
-        b, value, count = trace.builder, made.value, before.count + made.count
-        if made.reduce == "mean":
-            parts = [b.scale(s.value, s.count) if s.count > 1 else s.value for s in (before, made)]
-            value = b.scale(b.add(*parts), 1.0 / count)
-        elif made.reduce != "last":
-            op = {"sum": "add", "max": "maximum", "min": "minimum"}[made.reduce]
-            value = b.op(op, before.value, value)
-        made = replace(made, value=value, count=count)
-    trace.state_sets[name] = made
-
-
-def _using_graph(el: Elaborator, type: TensorType, function: Any, span: Span) -> Graph:
-    """`(fn (old seen) …)` as a graph: inputs `old` and `seen`, output `new`."""
-    outer, trace = el.trace, Trace(el.world, Ambient(), "using")
-    trace.effects_refused = trace.params_refused = "the rule of a state"
-    el.trace = trace
-    try:
-        old, seen = trace.builder.input("old", type), trace.builder.input("seen", type)
-        new = el.tensor(el.apply(function, [old, seen], {}, span), type.dtype)
-        if new.type != type:
-            el.fail("E-STATE-001", f"`:using` gives {new.type}, but the state is {type}", span)
-        return trace.builder.graph("using", [("new", new)])
-    finally:
-        el.trace = outer
+    need(el, form, 2, None, "(for [i n] V)")
+    rounds = enumerate(sequences(el, form.items[1], scope))
+    return el.vector([_in_round(el, i, form.items[2:], local) for i, local in rounds])
 
 
 # Gradients and phases.
 
 
 def _grad(el: Elaborator, form: List, scope: Scope) -> Any:
-    _need(el, form, 2, None, "(grad FUNCTION X …)")
+    need(el, form, 2, None, "(grad FUNCTION X …)")
     trace = el.require_trace()
     function = el.eval(form.items[1], scope)
     points = [el.tensor(el.eval(item, scope)) for item in form.items[2:]]
@@ -598,14 +266,17 @@ def _grad(el: Elaborator, form: List, scope: Scope) -> Any:
     if result.shape != () or not result.type.is_float:
         el.fail("E-TYPE-006", f"`grad` needs a function whose value is a scalar, not {result.type}", form.span,
                 help="(sum …) or (mean …) makes a scalar")  # fmt: skip
+    el.spend(len(b.nodes))
+    num_nodes = len(b.nodes)
     found = differentiate(b, {result: b.constant(1.0, result.type)}, copies)
+    el.spend(len(b.nodes) - num_nodes)
     values = tuple(b.like(0.0, p) if g is None else g for p, g in zip(points, found, strict=True))
     return values[0] if len(values) == 1 else values
 
 
 def _every(el: Elaborator, form: List, scope: Scope) -> Any:
-    _need(el, form, 1, None, "(every n X) or (every n NEW OLD)")
-    n = _due_every(el, form.items[1], scope)
+    need(el, form, 1, None, "(every n X) or (every n NEW OLD)")
+    n = due_every(el, form.items[1], scope)
     rest = form.items[2:]
     if len(rest) == 2 and not isinstance(rest[0], Keyword):
         new, old = el.eval(rest[0], scope), el.eval(rest[1], scope)
@@ -614,13 +285,6 @@ def _every(el: Elaborator, form: List, scope: Scope) -> Any:
     if len(plain) > 1:
         el.fail("E-FORM-001", "this form is (every n X) or (every n NEW OLD)", form.span)
     return Due(n, el.eval(plain[0], scope) if plain else None, {k: el.eval(v, scope) for k, v in keyed.items()})
-
-
-def _due_every(el: Elaborator, form: Form, scope: Scope) -> int:
-    n = el.size(el.eval(form, scope), form.span)
-    if n < 1:
-        el.fail("E-TYPE-005", "`every` counts from 1", form.span)
-    return n
 
 
 def _due(el: Elaborator, n: int) -> HostScalar:
@@ -633,12 +297,12 @@ def _due(el: Elaborator, n: int) -> HostScalar:
 
 
 def _error(el: Elaborator, form: List, scope: Scope) -> Any:
-    _need(el, form, 1, 1, '(error "…")')
+    need(el, form, 1, 1, '(error "…")')
     el.fail("E-CALL-003", str(el.eval(form.items[1], scope)), form.span)
 
 
 def _warning(el: Elaborator, form: List, scope: Scope) -> None:
-    _need(el, form, 1, 1, '(warning "…")')
+    need(el, form, 1, 1, '(warning "…")')
     el.warnings.append(el.diagnostic("W-CALL-001", str(el.eval(form.items[1], scope)), form.span))
 
 
@@ -654,10 +318,6 @@ SPECIALS: dict[str, Any] = {
     "for": _for,
     "next": _next,
     "propose": _propose,
-    "param": _param,
-    "state": _state,
-    "measure": _measure,
-    "set-state": _set_state,
     "grad": _grad,
     "every": _every,
     "error": _error,

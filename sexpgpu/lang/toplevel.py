@@ -12,10 +12,10 @@ from sexpgpu.data import Dataset, DataSpec
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, Label, nearest
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.files import DISK, Files
+from sexpgpu.lang.parts import name_of, options, pairs
 from sexpgpu.lang.patterns import parse_parameters
 from sexpgpu.lang.scope import Lazy, Scope
 from sexpgpu.lang.sources import KINDS, data_spec
-from sexpgpu.lang.special import name_of, options, pairs
 from sexpgpu.lang.values import DataHandle, Function, OptimizerDefinition, Reference
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, Vector, read
@@ -126,7 +126,8 @@ def _check_constant(el: Elaborator, module: Module, name: str, span: Span | None
         return
     near = nearest(name, module.constants)
     known = ", ".join(module.constants) or "none"
-    el.fail("E-NAME-004", f"no constant is called `{name}`", span,
+    labels = [Label(module.spans[near], f"`{near}` is defined here")] if near and span else []
+    el.fail("E-NAME-004", f"no constant is called `{name}`", span, labels=labels,
             help=f"`{near}` is a near name" if near else f"the constants of this file: {known}")  # fmt: skip
 
 
@@ -245,17 +246,28 @@ def _include(el: Elaborator, module: Module, form: List) -> None:
 
 def _defweights(el: Elaborator, module: Module, form: List) -> None:
     shape = '(defweights PREFIX FILE (OURS THEIRS "o i -> i o") …)'
-    if len(form.items) < 3 or not isinstance(form.items[1], Symbol | String):
+    if len(form.items) < 3:
         el.fail("E-FORM-001", f"this form is {shape}", form.span)
-    prefix = form.items[1]
+    prefix, file = form.items[1], form.items[2]
+    if not isinstance(prefix, Symbol | String):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    if isinstance(file, List) and file.items and isinstance(file.items[0], String):
+        el.fail("E-FORM-001", f"this form is {shape}", form.span, labels=[Label(file.span, "a rule, but no FILE")])
     name = prefix.name if isinstance(prefix, Symbol) else prefix.value
     module.weights.append(Declared(name, form.span, form.items[2:], {}))
 
 
-def _declared(kind: str, table: str, allowed: Sequence[str], shape: str) -> TopLevel:
+def _declared(
+    kind: str, table: str, allowed: Sequence[str], shape: str, num_plain: int | None = None
+) -> TopLevel:
+    """A form whose parts are entered as they stand. num_plain: the most of them that follow no keyword."""
+
     def top(el: Elaborator, module: Module, form: List) -> None:
         name = _name(el, module, form, shape)
         plain, keyed = options(el, form.items[2:], allowed, f"def{kind}")
+        if num_plain is not None and len(plain) > num_plain:
+            near = plain[num_plain]
+            el.fail("E-FORM-001", "this value stands after no keyword", near.span, help=f"this form is {shape}")
         getattr(module, table)[name] = Declared(name, form.span, tuple(plain), keyed)
         module.scope.names[name] = Reference(kind, name)
 
@@ -277,15 +289,15 @@ FORMS: dict[str, TopLevel] = {
     "defmetric": _defmetric,
     "defoptimizer": _defoptimizer,
     "defdata": _defdata,
-    "defloader": _declared("loader", "loaders", ("batch", "shuffle", "last"), "(defloader NAME VIEW :batch n …)"),
+    "defloader": _declared("loader", "loaders", ("batch", "shuffle", "last"), "(defloader NAME VIEW :batch n …)", 1),
     "defeval": _declared(
         "eval", "evaluations", ("loader", "batches", "weights"), "(defeval NAME :loader L :batches n METRIC …)"
     ),
-    "defupdate": _declared("update", "updates", UPDATE_KEYS, "(defupdate NAME :loss L …)"),
+    "defupdate": _declared("update", "updates", UPDATE_KEYS, "(defupdate NAME :loss L …)", 0),
     "defgenerator": _declared(
         "generator", "generators", ("trips", "carry", "axis", "show", "weights"), "(defgenerator NAME (ARGS) … BODY)"
     ),
-    "defaverage": _declared("average", "averages", ("over", "decay"), "(defaverage NAME :over P :decay D)"),
+    "defaverage": _declared("average", "averages", ("over", "decay"), "(defaverage NAME :over P :decay D)", 0),
     "defweights": _defweights,
     "defdiagnostic": _declared(
         "diagnostic",
@@ -293,7 +305,7 @@ FORMS: dict[str, TopLevel] = {
         ("over", "group", "reduce", "after", "every"),
         "(defdiagnostic NAME (p g new) BODY)",
     ),
-    "defrun": _declared("run", "runs", RUN_KEYS, "(defrun NAME :loss L :optimizer O …)"),
+    "defrun": _declared("run", "runs", RUN_KEYS, "(defrun NAME :loss L :optimizer O …)", 0),
 }
 
 
@@ -317,6 +329,8 @@ def declare(
     if result.diagnostics:
         return list(result.diagnostics)
     found: list[Diagnostic] = []
+    if not source.is_library:
+        el.forms += [form for form in result.forms if isinstance(form, List)]
     for form in result.forms:
         el.stack = []
         try:

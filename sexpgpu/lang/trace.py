@@ -54,13 +54,17 @@ class Schedule:
 
 @dataclass
 class World:
-    """What every trace of one experiment shares. training_reads: how often `training` has been read."""
+    """What every trace of one experiment shares.
+
+    training_reads: how often `training` has been read. roots: the paths under which parameters and states lie.
+    """
 
     schedule: Schedule = field(default_factory=Schedule)
     parameters: dict[str, Initialised] = field(default_factory=dict)
     states: dict[str, Initialised] = field(default_factory=dict)
     averages: dict[str, Any] = field(default_factory=dict)
     training_reads: int = 0
+    roots: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.experiment import GeneratorGraphs, LeafRule, MeasureInfo, Objective, StateRule
 from sexpgpu.lang.leaves import leaves_of, rebuilt, types_of
+from sexpgpu.lang.parts import pairs
 from sexpgpu.lang.patterns import bind_pattern, match_type, pattern_names
 from sexpgpu.lang.scope import Scope
-from sexpgpu.lang.special import advance, pairs
+from sexpgpu.lang.special import advance
 from sexpgpu.lang.trace import SCALAR_F32, TRIP, Ambient, Trace
 from sexpgpu.lang.values import Function, Next, OptimizerRule, Parameter, Proposal, Weighted, kind_of
 from sexpgpu.source import Span

@@ -10,18 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from sexpgpu.data import Arrays, BatchSource, Loader, Mixture, Rows, Zipped
 from sexpgpu.data.views import resolve
 from sexpgpu.diagnostics import Diagnostic, Label
+from sexpgpu.lang.bindings import bindings_of
 from sexpgpu.lang.experiment import Evaluation, Objective, Run
 from sexpgpu.lang.toplevel import Module
 from sexpgpu.lang.trace import World
-from sexpgpu.lang.unused import unread
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import List, Symbol, read
+from sexpgpu.syntax import List
 
 LARGE = 30_000_000
 """Parameters from which a file wants a variant `smoke`."""
 
 
-def unread_names(module: Module, source: Source, world: World, run: Run) -> Iterator[Diagnostic]:
+def unread_names(
+    module: Module, source: Source, forms: Sequence[List], world: World, run: Run
+) -> Iterator[Diagnostic]:
     """Definitions, bindings and parameters that nothing reads, and parameters of the model that no loss reaches.
 
     A binding that nothing reads is one mistake, also where its value makes parameters.
@@ -32,20 +34,18 @@ def unread_names(module: Module, source: Source, world: World, run: Run) -> Iter
         if span.source is source and name not in module.mentioned and not any(name in t for t in by_command):
             yield Diagnostic("W-NAME-001", f"`{name}` is defined, but nothing uses it", span,
                              help=("remove it, or use it",))  # fmt: skip
-    for form in read(source).forms:
-        metric = isinstance(form, List) and isinstance(form.items[0], Symbol) and form.items[0].name == "defmetric"
-        for found in unread(form):
-            name, span = found.symbol.name, found.symbol.span
-            if found.value is not None:
+    for found in (b for form in forms if form.span.source is source for b in bindings_of(form).unused):
+            name, span = found.name, found.span
+            if found.kind == "let" and found.value is not None:
                 made = [p for p in unreached if p is not None and _within(p, found.value.span)]
                 lost = _listed([name for place in made for name in unreached.pop(place)])
                 notes = (f"so {lost} are never trained",) if made else ()
                 yield Diagnostic("W-NAME-001", f"`{name}` is bound, but nothing below reads it", span,
                                  help=("read it, or remove the binding",), notes=notes)  # fmt: skip
-            elif metric:
+            elif found.kind == "defmetric":
                 yield Diagnostic("W-DATA-001", f"the metric takes the field `{name}` and never reads it", span,
                                  help=("read it, or take it out of the parameters",))  # fmt: skip
-            else:
+            elif found.kind in ("defn", "defmodel"):
                 yield Diagnostic("W-NAME-001", f"`{name}` is a parameter, but its function never reads it", span,
                                  help=("read it, or take it out of the parameters",))  # fmt: skip
     for place, names in unreached.items():

@@ -36,7 +36,7 @@ evaluate, evaluate_body = Elaborator.eval, Elaborator.eval_body
 class Observer(Elaborator):
     """An evaluator that keeps what the user's own forms evaluate to. seen: by a form's id, the form and its values."""
 
-    def __init__(self, specials: dict[str, Any], outdated: Callable[[], bool], keeping: bool) -> None:
+    def __init__(self, specials: Mapping[str, Any], outdated: Callable[[], bool], keeping: bool) -> None:
         super().__init__(specials)
         self.seen: dict[int, list[Any]] = {}
         self._outdated = outdated
@@ -212,7 +212,7 @@ def _check(
     """One elaboration; whether it is without errors. seen: takes the values, if they are wanted."""
     observers: list[Observer] = []
 
-    def elaborator(specials: dict[str, Any]) -> Observer:
+    def elaborator(specials: Mapping[str, Any]) -> Observer:
         observers.append(Observer(specials, outdated, seen is not None))
         return observers[0]
 

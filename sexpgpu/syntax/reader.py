@@ -4,7 +4,7 @@ It reads in one pass over a token pattern and a stack of open brackets, never re
 any text. After a fault it goes on, so that one pass finds the faults of several forms. Three rules carry the
 recovery: a bracket in column 0 begins a top-level form, whatever is still open; a closing bracket that closes
 a form further out also closes what is open inside; and of a form whose brackets are wrong only the first
-fault that explains the rest is told. Which opener is blamed is judged by indentation.
+fault that explains the rest is told. Which bracket is blamed is judged by indentation.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from sexpgpu.syntax.forms import Boolean, Float, Form, Integer, Keyword, List, S
 
 MAX_DEPTH = 200
 MAX_DIGITS = 100
+MAX_FAULTS = 100
+"""Diagnostics of one text: whoever has so many mends the first ones and reads again."""
 
 _CLOSERS = {"(": ")", "[": "]"}
 _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", '"': '"'}
@@ -103,13 +105,19 @@ def _comment_end(text: str, start: int) -> tuple[int, int]:
 
 @dataclass(slots=True)
 class _Frame:
-    """An open bracket and what was read inside it so far; `skips` are the `#;` that wait for a datum."""
+    """An open bracket and what was read inside it so far; `skips` are the `#;` that wait for a datum.
+
+    Of the line read last it keeps what judges the next one: the word that began the line, with its column, and the
+    leftmost form that ended on it.
+    """
 
     opener: str
     start: int
     column: int
     items: list[Form] = field(default_factory=list)
     skips: list[int] = field(default_factory=list)
+    leading_word: tuple[int, int, int] | None = None  # its column, start and end
+    ended: tuple[int, int, int] | None = None  # its column, start and end
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +127,20 @@ class _Suspicion:
     frame: _Frame
     span: Span
     text_end: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Surplus:
+    """Why a closing bracket may be one too many: a form that ended before lines which are indented as its parts, or
+    a word whose opening bracket may be missing.
+
+    span: the bracket that ended the form, or the word. word: what stands there, if it is a word.
+    """
+
+    span: Span
+    form_start: int
+    line: int
+    word: str = ""
 
 
 class _Reader:
@@ -136,6 +158,7 @@ class _Reader:
         self.fresh_line = True
         self.token_end = 0  # the end of the last token that was not a gap
         self.suspicion: _Suspicion | None = None
+        self.surplus: _Surplus | None = None
         self.last_closed: tuple[int, int] | None = None  # the last top-level form: its start and end
         self.told = False  # whether a bracket fault of this top-level form is told already
 
@@ -193,13 +216,27 @@ class _Reader:
 
     def judge_indentation(self, start: int, end: int, kind: str | None) -> None:
         """Look at the first token of a line: does its column contradict what is open?"""
-        if not self.frames or kind == "close":
+        if kind == "close":
             return
         column = start - self.line_start
         if column == 0 and kind == "open":
             self.end_top_level(start)
-        elif self.suspicion is None and column <= self.frames[-1].column:
+        elif self.frames and self.suspicion is None and column <= self.frames[-1].column:
             self.suspicion = _Suspicion(self.frames[-1], self.span(start, end), self.token_end)
+        self.judge_openers(start, end, column, kind)
+
+    def judge_openers(self, start: int, end: int, column: int, kind: str | None) -> None:
+        """Remember the first sign of this top-level form that an opening bracket is missing."""
+        frame = self.frames[-1] if self.frames else self.top
+        if self.surplus is None:
+            word, ended = frame.leading_word, frame.ended
+            line = self.source.line_column(start)[0]
+            if word is not None and column > word[0]:
+                self.surplus = _Surplus(self.span(*word[1:]), start, line, self.text[word[1] : word[2]])
+            elif ended is not None and column > ended[0]:
+                self.surplus = _Surplus(self.span(ended[2] - 1, ended[2]), ended[1], line)
+        frame.leading_word = (column, start, end) if kind == "atom" else None
+        frame.ended = None
 
     # --- brackets -----------------------------------------------------------------------------------------
 
@@ -217,6 +254,9 @@ class _Reader:
         if not self.frames and (column == 0 or not self.told):
             self.told = False
             self.suspicion = None
+            if column == 0:
+                self.surplus = None
+                self.top.leading_word = self.top.ended = None
         if len(self.frames) >= MAX_DEPTH:
             self.too_deep(start)
             return
@@ -243,6 +283,9 @@ class _Reader:
         self.drop_skips(frame)
         kind = List if frame.opener == "(" else Vector
         self.add(kind(tuple(frame.items), self.span(frame.start, end)))
+        around = self.frames[-1] if self.frames else self.top
+        if around.ended is None or frame.column < around.ended[0]:
+            around.ended = (frame.column, frame.start, end)
         if not self.frames:
             self.last_closed = (frame.start, end)
 
@@ -273,16 +316,15 @@ class _Reader:
     def never_closed(self, next_start: int | None) -> None:
         """Report a form that is not closed: blame indentation, else the innermost."""
         missing = "".join(_CLOSERS[frame.opener] for frame in reversed(self.frames))
-        if self.suspicion is not None:
-            frame = self.suspicion.frame
-            far_end = Label(self.suspicion.span, "this line is indented as if it were closed")
-            text_end = self.suspicion.text_end
+        doubt = self.suspicion
+        if doubt is not None:
+            frame, text_end = doubt.frame, doubt.text_end
             missing = _CLOSERS[frame.opener] if len(missing) == 1 else missing
+            far_end = Label(doubt.span, "this line is indented as if it were closed")
         else:
-            frame = self.frames[-1]
-            text_end = self.token_end
+            frame, text_end = self.frames[-1], self.token_end
             far_end = (
-                Label(self.span(text_end, text_end), "the text ends here")
+                Label(self.span(len(self.text), len(self.text)), "the text ends here")
                 if next_start is None
                 else Label(self.span(next_start, next_start + 1), "a bracket in column 0 begins a new form")
             )
@@ -290,7 +332,7 @@ class _Reader:
         line = self.source.line_column(text_end)[0]
         remedy = (
             f"add `{missing}` at the end of line {line}"
-            if self.suspicion is None or len(missing) == 1
+            if doubt is None or len(missing) == 1
             else f"{len(missing)} brackets are missing, the first likely at the end of line {line}"
         )
         self.report(
@@ -298,45 +340,87 @@ class _Reader:
             f"{self.named(frame)} is never closed",
             opener,
             Label(opener, f"this `{frame.opener}` has no `{_CLOSERS[frame.opener]}`"),
+            self.missing_here(text_end, _CLOSERS[frame.opener]),
             far_end,
             help=remedy,
         )
         self.told = True
 
+    def missing_here(self, text_end: int, closer: str) -> Label:
+        """A label where the closing bracket of a form is likely missing: after the last token of a line."""
+        return Label(self.span(text_end, text_end), f"`{closer}` is missing here, or earlier")
+
     def closed_over(self, start: int) -> None:
         """Report what is open inside the form that a closing bracket ends, and close it."""
         closer = self.text[start]
         frame = self.frames[-1]
-        opener = self.span(frame.start, frame.start + 1)
         missing = ""
         while _CLOSERS[self.frames[-1].opener] != closer:
             missing += _CLOSERS[self.frames[-1].opener]
             self.finish_frame(self.token_end)
         outer = self.frames[-1]
         line = self.source.line_column(outer.start)[0]
+        here = Label(self.span(start, start + 1), f"this closes {self.named(outer)} of line {line}")
+        remedy = f"add `{missing}` before the `{closer}`, or earlier"
+        doubt, surplus = self.suspicion, self.surplus
+        if doubt is not None and (surplus is None or doubt.text_end < surplus.span.start):
+            # The bracket of this kind that a line belies may have been closed since, in the place of the one left open.
+            if doubt.frame.opener == frame.opener:
+                frame = doubt.frame
+            place = self.source.line_column(doubt.text_end)[0]
+            labels = [self.missing_here(doubt.text_end, _CLOSERS[frame.opener]), here]
+            remedy = f"add `{missing}` at the end of line {place}, or before the `{closer}`"
+        elif surplus is not None:
+            labels, remedy = [self.surplus_label(surplus), here], self.surplus_remedy(surplus)
+        else:
+            labels = [here]
+        opener = self.span(frame.start, frame.start + 1)
         self.report(
             "E-READ-003",
             f"{self.named(frame)} is not closed before `{closer}`",
             opener,
             Label(opener, f"this `{frame.opener}` has no `{_CLOSERS[frame.opener]}`"),
-            Label(self.span(start, start + 1), f"this closes {self.named(outer)} of line {line}"),
-            help=f"add `{missing}` before the `{closer}`, or earlier",
+            *labels,
+            help=remedy,
         )
         self.told = True
         self.suspicion = None
+
+    def surplus_label(self, surplus: _Surplus) -> Label:
+        """A label where an opening bracket is likely missing."""
+        told = (
+            f"line {surplus.line} is indented as if `{surplus.word}` began a form"
+            if surplus.word
+            else f"{self.named_at(surplus.form_start)} ends here, but line {surplus.line} is indented as if it went on"
+        )
+        return Label(surplus.span, told)
+
+    def surplus_remedy(self, surplus: _Surplus) -> str:
+        """What to do about an opening bracket that is missing."""
+        if surplus.word:
+            return f"put an opening bracket before `{surplus.word}`"
+        first, last = surplus.form_start, surplus.span.start
+        lines = sorted({self.source.line_column(at)[0] for at in (first, last)})
+        where = " to ".join(map(str, lines))
+        return f"an opening bracket is likely missing on line{'s' * (len(lines) > 1)} {where}"
 
     def wrong_closer(self, start: int) -> None:
         """Report a closing bracket of the wrong kind, which closes the innermost bracket all the same."""
         frame = self.frames[-1]
         closer, wanted = self.text[start], _CLOSERS[frame.opener]
         here = self.span(start, start + 1)
+        labels = [Label(here, f"expected `{wanted}`")]
+        remedy = f"write `{wanted}` here"
+        if self.surplus is not None:
+            labels.append(self.surplus_label(self.surplus))
+            remedy = self.surplus_remedy(self.surplus)
         self.report(
             "E-READ-004",
             f"{self.named(frame)} is closed by `{closer}`",
             here,
-            Label(here, f"expected `{wanted}`"),
+            *labels,
             Label(self.span(frame.start, frame.start + 1), f"`{frame.opener}` is opened here"),
-            help=f"write `{wanted}` here",
+            help=remedy,
         )
         self.told = True
 
@@ -347,18 +431,16 @@ class _Reader:
         self.told = True
         here = self.span(start, start + 1)
         labels = [Label(here, "nothing is open here")]
-        if self.last_closed is not None:
+        remedy = "remove it, or move it to the form that it should close"
+        if self.surplus is not None:
+            labels.append(self.surplus_label(self.surplus))
+            remedy = self.surplus_remedy(self.surplus)
+        elif self.last_closed is not None:
             form_start, form_end = self.last_closed
             line = self.source.line_column(form_start)[0]
-            head = self.named(_Frame(self.text[form_start], form_start, 0))
+            head = self.named_at(form_start)
             labels.append(Label(self.span(form_end - 1, form_end), f"{head} of line {line} ended here"))
-        self.report(
-            "E-READ-004",
-            f"`{self.text[start]}` closes nothing",
-            here,
-            *labels,
-            help="remove it, or move it to the form that it should close",
-        )
+        self.report("E-READ-004", f"`{self.text[start]}` closes nothing", here, *labels, help=remedy)
 
     def too_deep(self, start: int) -> None:
         """Report brackets nested beyond the limit, forget the form, and go on at the next in column 0."""
@@ -484,9 +566,14 @@ class _Reader:
 
     def named(self, frame: _Frame) -> str:
         """An opening bracket as people name it, with its head: `(let`."""
-        head = _HEAD.match(self.text, frame.start + 1)
-        return f"`{frame.opener}{head[0] if head is not None and frame.opener == '(' else ''}`"
+        return self.named_at(frame.start)
+
+    def named_at(self, start: int) -> str:
+        """The opening bracket at `start`, with its head."""
+        opener, head = self.text[start], _HEAD.match(self.text, start + 1)
+        return f"`{opener}{head[0] if head is not None and opener == '(' else ''}`"
 
     def report(self, code: str, message: str, span: Span, *labels: Label, help: str) -> None:
-        """Keep a diagnostic."""
-        self.diagnostics.append(Diagnostic(code, message, span, labels, (help,)))
+        """Keep a diagnostic, unless there are enough of them."""
+        if len(self.diagnostics) < MAX_FAULTS:
+            self.diagnostics.append(Diagnostic(code, message, span, labels, (help,)))

@@ -11,9 +11,7 @@ import pytest
 
 from sexpgpu import __version__
 from sexpgpu.lang.builtins import BUILTINS
-from sexpgpu.lang.loops import LOOPS
-from sexpgpu.lang.recompute import RECOMPUTE
-from sexpgpu.lang.special import SPECIALS
+from sexpgpu.lang.forms import EXPRESSIONS
 from sexpgpu.lang.toplevel import FORMS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -52,7 +50,7 @@ def compiled():
 @pytest.mark.parametrize(
     "scope, words",
     [
-        ("keyword.control.sexpgpu", [*SPECIALS, *LOOPS, *RECOMPUTE]),
+        ("keyword.control.sexpgpu", EXPRESSIONS),
         ("keyword.control.definition.sexpgpu", FORMS),
         ("support.function.sexpgpu", BUILTINS),
     ],

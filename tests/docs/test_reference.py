@@ -9,12 +9,10 @@ from types import ModuleType
 import pytest
 
 from sexpgpu.lang.builtins import BUILTINS
+from sexpgpu.lang.forms import EXPRESSIONS
 from sexpgpu.lang.load import _base_scope, library_forms
-from sexpgpu.lang.loops import LOOPS
 from sexpgpu.lang.manual import REQUIRED, Page, faults, pages, sections_of
-from sexpgpu.lang.recompute import RECOMPUTE
 from sexpgpu.lang.sources import KINDS
-from sexpgpu.lang.special import SPECIALS
 from sexpgpu.lang.toplevel import FORMS
 from tests.docs.snippets import CHECKOUT
 
@@ -44,7 +42,7 @@ def test_a_page_that_changed_or_is_left_over_is_stale(tool: ModuleType) -> None:
 def test_everything_has_a_page_and_no_page_is_of_nothing() -> None:
     library = "".join(source.text for source in library_forms())
     defined = re.findall(r"^\(def(?:n|optimizer) (\S+)", library, re.MULTILINE)
-    forms = {*FORMS, *SPECIALS, *LOOPS, *RECOMPUTE, "zip"}
+    forms = {*FORMS, *EXPRESSIONS, "zip"}
     assert forms | {*BUILTINS, *defined, *_base_scope().names, *KINDS} - {"_"} == ALL.keys()
     assert len(pages()) == len(ALL)
     assert len({page.slug for page in ALL.values()}) == len(ALL)

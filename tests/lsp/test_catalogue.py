@@ -6,18 +6,16 @@ from pathlib import Path
 import pytest
 
 from sexpgpu.diagnostics import DiagnosticError
+from sexpgpu.lang.forms import EXPRESSIONS
 from sexpgpu.lang.load import load_experiment
-from sexpgpu.lang.loops import LOOPS
-from sexpgpu.lang.recompute import RECOMPUTE
 from sexpgpu.lang.sources import KINDS
-from sexpgpu.lang.special import SPECIALS
 from sexpgpu.lang.toplevel import FORMS
 from sexpgpu.lsp.catalogue import documentation, signature, special_forms, top_level_forms
 from sexpgpu.lsp.names import library
 
 
 def test_every_form_has_an_entry_and_no_other_has() -> None:
-    assert set(special_forms()) == {*SPECIALS, *LOOPS, *RECOMPUTE}
+    assert set(special_forms()) == set(EXPRESSIONS)
     assert set(top_level_forms()) == set(FORMS)
 
 

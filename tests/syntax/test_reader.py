@@ -170,6 +170,7 @@ def test_a_missing_bracket_shows_both_ends() -> None:
         " --> f.sx:3:5\n"
         "3 |     (+ a (* x 2)\n"
         "  |     ^ this `(` has no `)`\n"
+        "  |                 - `)` is missing here, or earlier\n"
         "4 |     (foo b)))\n"
         "  |     - this line is indented as if it were closed\n"
         "  = help: add `)` at the end of line 3"

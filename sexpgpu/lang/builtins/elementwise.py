@@ -107,6 +107,8 @@ def _page(op: str) -> str:
 def _chain(op: str) -> None:
     @builtin(op, doc=_page(op))
     def apply(el: Elaborator, x: Any, *more: Any) -> Any:
+        if not more and el.stack and not el.stack[-1].source.is_library:
+            el.warnings.append(el.diagnostic("W-CALL-002", f"`{op}` of one value is that value", help="add another"))
         for y in more:
             x = arithmetic(el, op, [x, y])
         return x

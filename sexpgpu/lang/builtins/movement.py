@@ -224,6 +224,7 @@ def unstack(el: Elaborator, x: Any, *, axis: Any = 0) -> tuple[Value, ...]:
     x = el.tensor(x)
     a = el.axis(axis, x.rank)
     b = el.require_trace().builder
+    el.spend(x.shape[a])
     rest = x.shape[:a] + x.shape[a + 1 :]
     return tuple(b.reshape(b.slice(x, a, i, i + 1), rest) for i in range(x.shape[a]))
 
@@ -250,6 +251,7 @@ def split(el: Elaborator, x: Any, parts: Any, *, axis: Any = 0) -> tuple[Value, 
         count = el.size(parts)
         if count == 0 or size % count:
             el.fail("E-TYPE-002", f"axis {a} of {x.type} does not split into {count} equal parts")
+        el.spend(count)
         sizes = [size // count] * count
     b = el.require_trace().builder
     found, at = [], 0

@@ -7,14 +7,11 @@ from typing import Any
 
 from sexpgpu.data import Images, Lines, TokenStream
 from sexpgpu.ir.graph import Value
-from sexpgpu.ir.types import TensorType
+from sexpgpu.ir.types import TensorType, admit
 from sexpgpu.lang.arithmetic import is_number
 from sexpgpu.lang.builtins.registry import builtin
-from sexpgpu.lang.elaborator import Elaborator
+from sexpgpu.lang.elaborator import ELEMENTS_PER_CALL, MAX_ELEMENTS, Elaborator
 from sexpgpu.lang.values import DataHandle, DType, kind_of
-
-MAX_LENGTH = 1_000_000
-"""Elements of a vector that `range` writes out."""
 
 
 def _type_of(el: Elaborator, x: Any) -> TensorType:
@@ -102,7 +99,7 @@ def make_type(el: Elaborator, dtype: Any, sizes: Any) -> TensorType:
     """
     if not isinstance(dtype, DType) or not isinstance(sizes, tuple):
         el.fail("E-TYPE-006", "this form is (type DTYPE [sizes])")
-    return TensorType(dtype.name, tuple(el.size(s) for s in sizes))
+    return admit(TensorType(dtype.name, tuple(el.size(s) for s in sizes)))
 
 
 @builtin("length")
@@ -154,12 +151,14 @@ def range_(el: Elaborator, start: Any, stop: Any = None, step: Any = 1) -> tuple
     if stride == 0:
         el.fail("E-TYPE-005", "a range has no step of 0")
     low, high = el.integer(first), el.integer(last)
-    if abs(high - low) > MAX_LENGTH * abs(stride):
+    if abs(high - low) > MAX_ELEMENTS * abs(stride):
         el.fail(
             "E-TYPE-005",
-            f"a range from {kind_of(low)} to {kind_of(high)}; at most {MAX_LENGTH:,} numbers are written out",
+            f"a range from {kind_of(low)} to {kind_of(high)}; at most {MAX_ELEMENTS:,} numbers are written out",
         )
-    return tuple(range(low, high, stride))
+    numbers = range(low, high, stride)
+    el.spend(len(numbers) // ELEMENTS_PER_CALL)
+    return tuple(numbers)
 
 
 @builtin("append")
@@ -173,7 +172,8 @@ def append(el: Elaborator, x: Any, *more: Any) -> tuple[Any, ...]:
     """
     if not isinstance(x, tuple):
         el.fail("E-TYPE-006", f"`append` takes a vector, not {kind_of(x)}")
-    return (*x, *more)
+    el.spend(len(x) // ELEMENTS_PER_CALL)
+    return el.vector((*x, *more))
 
 
 @builtin("matches")
