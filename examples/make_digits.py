@@ -1,4 +1,4 @@
-"""Writes digits.npz for digits-mlp.sx: `image` (n 64), f32 from 0 to 1, and `label` (n), i32.
+"""Writes digits.npz for the examples that read digits: `image` (n 64), f32 from 0 to 1, and `label` (n), i32.
 
 The digits are scikit-learn's where it is installed (1,797 scans of 8 x 8, part of that package), otherwise noisy
 copies of ten drawn ones. Nothing is downloaded.

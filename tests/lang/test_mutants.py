@@ -45,7 +45,7 @@ def examples(tmp_path_factory) -> Path:
     assert spec is not None and spec.loader is not None
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
-    images, labels = maker.drawn(100)
+    images, labels = maker.drawn(600)
     np.savez(folder / "digits.npz", image=images.astype(np.float32), label=labels.astype(np.int32))
     return folder
 

@@ -83,7 +83,7 @@ def test_a_field_that_is_taken_and_not_read() -> None:
         ("(let [[a b] [(mean x) 1]] a)", []),
         ("(let [_ (mean x)] (mean x))", []),
         ("(let [a (mean x) b 1] ((fn (c) a) 2))", ["b"]),
-        ("(let [a 1] (let [a (mean x)] a))", []),
+        ("(let [a 1] (let [a (mean x)] a))", ["a"]),
         ("(repeat [i 2] [h (mean x)] (* 2 h))", []),
     ],
 )

@@ -178,11 +178,11 @@ def main() -> None:
             if step == 1 or step % 100 == 0 or step == args.steps:
                 record |= evaluate(encoder, probe, *test, args.batch)
                 print(" ".join(f"{key} {value:.4g}" for key, value in record.items()), flush=True)
+                state = {name: part.state_dict() for name, part in parts.items()}
+                state |= {"step": step, "random": torch.get_rng_state()}
+                torch.save(state, checkpoint.with_suffix(".new"))
+                os.replace(checkpoint.with_suffix(".new"), checkpoint)
             metrics.write(json.dumps(record) + "\n")
-    state = {name: part.state_dict() for name, part in parts.items()}
-    state |= {"step": args.steps, "random": torch.get_rng_state()}
-    torch.save(state, checkpoint.with_suffix(".new"))
-    os.replace(checkpoint.with_suffix(".new"), checkpoint)
 
 
 if __name__ == "__main__":

@@ -194,10 +194,10 @@ def main() -> None:
             if step == 1 or step % 500 == 0 or step == args.steps:
                 record["test/denoise"] = evaluate(average, test, args.batch, args.trips, args.seed)
                 print(" ".join(f"{key} {value:.4g}" for key, value in record.items()), flush=True)
+                save_checkpoint(checkpoint, step, model, average, optimizer)
             metrics.write(json.dumps(record) + "\n")
             if step == 1 or step % 1500 == 0 or step == args.steps:
                 save_pictures(args.out / "samples" / f"drawn-{step:08d}.png", draw(average, args.trips))
-    save_checkpoint(checkpoint, args.steps, model, average, optimizer)
 
 
 if __name__ == "__main__":

@@ -139,8 +139,8 @@ def main() -> None:
             if step == 1 or step % 100 == 0 or step == args.steps:
                 record |= evaluate(model, *test, args.batch)
                 print(" ".join(f"{key} {value:.4g}" for key, value in record.items()), flush=True)
+                save_checkpoint(checkpoint, step, model, optimizer)
             metrics.write(json.dumps(record) + "\n")
-    save_checkpoint(checkpoint, args.steps, model, optimizer)
 
 
 if __name__ == "__main__":

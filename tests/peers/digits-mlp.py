@@ -128,8 +128,8 @@ def main() -> None:
                         record[f"train/update-ratio/{name}"] = change.item()
                 record |= evaluate(model, *test, args.batch)
                 print(" ".join(f"{key} {value:.4g}" for key, value in record.items()), flush=True)
+                save_checkpoint(checkpoint, step, model, optimizer)
             metrics.write(json.dumps(record) + "\n")
-    save_checkpoint(checkpoint, args.steps, model, optimizer)
 
 
 if __name__ == "__main__":

@@ -174,14 +174,14 @@ def main() -> None:
             if step == 1 or step % 500 == 0 or step == args.steps:
                 record["test/distance"] = evaluate(maker, test, args.seed)
                 print(" ".join(f"{key} {value:.4g}" for key, value in record.items()), flush=True)
+                state = {name: part.state_dict() for name, part in parts.items()}
+                state |= {"step": step, "random": torch.get_rng_state()}
+                torch.save(state, checkpoint.with_suffix(".new"))
+                os.replace(checkpoint.with_suffix(".new"), checkpoint)
             metrics.write(json.dumps(record) + "\n")
             if step == 1 or step % 1000 == 0 or step == args.steps:
                 with torch.no_grad():
                     save_pictures(args.out / "samples" / f"drawn-{step:08d}.png", maker(128))
-    state = {name: part.state_dict() for name, part in parts.items()}
-    state |= {"step": args.steps, "random": torch.get_rng_state()}
-    torch.save(state, checkpoint.with_suffix(".new"))
-    os.replace(checkpoint.with_suffix(".new"), checkpoint)
 
 
 if __name__ == "__main__":

@@ -167,11 +167,11 @@ def main() -> None:
             if step == 1 or step % 500 == 0 or step == args.steps:
                 record |= evaluate(model, test, args.batch, args.seed)
                 print(" ".join(f"{key} {value:.4g}" for key, value in record.items()), flush=True)
+                save_checkpoint(checkpoint, step, model, optimizer)
             metrics.write(json.dumps(record) + "\n")
             if step == 1 or step % 2000 == 0 or step == args.steps:
                 save_pictures(args.out / "samples" / f"dreams-{step:08d}.png", model.dreams())
                 save_pictures(args.out / "samples" / f"walk-{step:08d}.png", model.walk())
-    save_checkpoint(checkpoint, args.steps, model, optimizer)
 
 
 if __name__ == "__main__":
