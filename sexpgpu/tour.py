@@ -38,7 +38,7 @@ What comes out of all this is a `sexpgpu.lang.experiment.Experiment`: data only.
 **5. Graphs.** `sexpgpu.ir.graph.Graph` is a single-assignment list of nodes over
 `sexpgpu.ir.types.TensorType`s. An operation is one `sexpgpu.ir.opdef.OpDef`: type rule, NumPy meaning,
 gradient, stacking rule, samples for the tests, all in one place under `sexpgpu.ir.ops`. Read
-`sexpgpu.ir.ops.elementwise` first. `sexpgpu.ir.text` prints graphs as S-expressions and reads them back,
+`sexpgpu.ir.ops.functions` first. `sexpgpu.ir.text` prints graphs as S-expressions and reads them back,
 `sexpgpu.ir.verify.verify` checks them, `sexpgpu.ir.evaluate.evaluate` runs one, node by node: the plainest
 executor there is.
 
