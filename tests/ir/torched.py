@@ -249,4 +249,5 @@ MEANINGS: Mapping[str, Callable[..., Tensor | list[Tensor]]] = {
     "random-uniform": _drawn,
     "random-normal": _drawn,
     "composite": lambda node, *inputs: run_torch(node.bodies[0], inputs),
+    "recompute": lambda node, *inputs: run_torch(node.bodies[0], inputs),
 }
