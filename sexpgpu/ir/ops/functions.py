@@ -188,6 +188,17 @@ define_map("cos", "Cosine.", np.cos, 1, FLOAT, lambda b, n, g: (b.neg(b.mul(g, b
         types=FLOATS,
         example="(cos x)  ; is (f32 8 16)\n(cos 0.0)  ; => 1.0",
     ))  # fmt: skip
+define_map(
+    "atan", "Arc tangent.", np.arctan, 1, FLOAT,
+    lambda b, n, g: (b.div(g, b.add(b.like(1.0, g), b.mul(n.inputs[0], n.inputs[0]))),),
+    scalar=c_function("atan"), word="atan", number=math.atan, manual=Manual(
+        "The angle in radians, from −π/2 to π/2, whose tangent is x.",
+        gradient="dx = g / (1 + x²).",
+        types=FLOATS,
+        edges="Of ±∞ it is ±π/2.",
+        example="(atan x)  ; is (f32 8 16)\n(atan 0.0)  ; => 0.0",
+    ),
+)  # fmt: skip
 define_map("floor", "Largest whole number at most x.", np.floor, 1, FLOAT, None, ranges=((0.1, 0.9),),
         scalar=c_function("floor"), word="floor", number=math.floor, manual=Manual(
         "The largest whole number that is at most x.",
