@@ -87,7 +87,8 @@ refers to without evaluating anything, `sexpgpu.lsp.checking.check_plain` elabor
 `sexpgpu.lsp.checking.Observer` that keeps what forms evaluate to, `sexpgpu.lsp.analysis.Project` answers from both.
 `sexpgpu.lsp.server` alone knows the protocol.
 
-Layers import downwards only, a test keeps that. Where to begin with a change: a new operation is one entry
-in `sexpgpu.ir.ops` and one in `sexpgpu.lang.builtins`; a new layer is a few lines in
-`sexpgpu/std/layers.sx`; a new error is a row of `sexpgpu.diagnostics.codes.CODES` and a page.
+Layers import downwards only, a test keeps that. Where to begin with a change: a new function of
+elements is one entry in `sexpgpu.ir.ops.functions`, any other operation one in `sexpgpu.ir.ops` and one in
+`sexpgpu.lang.builtins`; a new layer is a few lines in `sexpgpu/std/layers.sx`; a new error is a row of
+`sexpgpu.diagnostics.codes.CODES` and a page.
 """
