@@ -49,8 +49,9 @@ def main() -> None:
         np.savez(digits, image=np.zeros((600, 64), np.float32), label=np.arange(600, dtype=np.int32) % 10)
         long = folder / "long.sx"
         long.write_text(long_file(2000), "utf-8")
+        (folder / "words.txt").write_text("some words of text, and some more of them. " * 200, "utf-8")
         print(f"{'file':<18}{'lines':>6}{'wall s':>9}{'processor s':>13}")
-        for path in [*sorted((CHECKOUT / "examples").glob("*.sx")), long]:
+        for path in [long, *sorted((CHECKOUT / "examples").glob("*.sx"))]:
             text = path.read_text("utf-8")
             settings = [f"--set=digits={digits}"] if "digits.npz" in text else []
             wall, processor = seconds(path, settings, num_runs, environment)
