@@ -192,7 +192,7 @@ class _Loading(FormReader):
         collector.stop()
         assert run is not None
         averages = {name: a.of(self.el.world.parameters) for name, a in self.el.world.averages.items()}
-        weights = WeightReader(self.el, self.module, self.el.world.parameters).read()
+        weights = WeightReader(self.el, self.module, self.el.world.parameters, self.el.world.states).read()
         return Experiment(
             self.source.name, self.source.text, self._included(), self.overrides, run,
             self.el.world.parameters, self.el.world.states, averages, weights,

@@ -110,6 +110,61 @@ def test_a_star_stands_for_any_steps(tmp_path: Path) -> None:
     ]
 
 
+FUSED = """
+(defn half (w n) (rearrange "o i -> i o" (nth (split w 2) n)))
+(defmodel net ((x (f32 _ 3)))
+  (batch-norm (+ (linear x 2 :name a) (linear x 2 :bias false :name b)) :name norm))
+(defweights net "base-*.safetensors"
+  ("a.w" "ab.weight" (fn (w) (half w 0)))
+  ("b.w" "ab.weight" (fn (w) (half w 1)))
+  ("a.b" ["bias_ih" "bias_hh"] (fn (given state) (+ given state)))
+  ("norm.{kind}" "bn.{kind}"))
+(defmetric loss () (mean (square (net (ones (f32 2 3))))))
+(defrun go :loss loss :optimizer (sgd :rate 0.1) :steps 2)
+"""
+
+
+def fused(folder: Path, **changed: np.ndarray) -> Path:
+    """Two shards with a matrix of two of ours, a bias in two halves, and running statistics."""
+    first = {"ab.weight": np.arange(12, dtype=np.float16).reshape(4, 3), "bias_ih": np.ones(2, np.float32)}
+    norm = {f"bn.{kind}": np.full(2, n, np.float32) for n, kind in enumerate(("scale", "bias", "mean", "variance"))}
+    save_file(first | changed, folder / "base-1.safetensors")
+    save_file({"bias_hh": np.full(2, 0.5, np.float32), **norm}, folder / "base-2.safetensors")
+    return write_experiment(folder, FUSED)
+
+
+def test_functions_take_parts_and_meet_arrays(tmp_path: Path) -> None:
+    with Trial(load_experiment(fused(tmp_path))) as trial:
+        whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+        np.testing.assert_array_equal(trial.read("net.a.w"), whole[:2].T)
+        np.testing.assert_array_equal(trial.read("net.b.w"), whole[2:].T)
+        np.testing.assert_array_equal(trial.read("net.a.b"), [1.5, 1.5])
+        np.testing.assert_array_equal(trial.read("net.norm.mean"), [2, 2])
+        np.testing.assert_array_equal(trial.read("net.norm.variance"), [3, 3])
+
+
+def test_what_a_function_makes_is_checked(tmp_path: Path) -> None:
+    path = fused(tmp_path, **{"ab.weight": np.zeros((5, 3), np.float32), "bias_ih": np.zeros(1, np.float32)})
+    with pytest.raises(DiagnosticError) as caught:
+        load_experiment(path)
+    (fault,) = caught.value.diagnostics
+    assert "mis-shaped: `ab.weight` (5 3) for `net.a.w` (f32 3 2): " in fault.message
+    text = FUSED.replace("(half w 0)", "(nth (split w 4) 0)")
+    with pytest.raises(DiagnosticError) as caught:
+        load_experiment(write_experiment(tmp_path, text.replace("(half w 1)", "(linear w 2)")))
+    assert "split" in caught.value.diagnostics[0].message and len(caught.value.diagnostics[0].notes) == 1
+
+
+def test_the_digest_knows_what_a_function_does(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        experiment = load_experiment(write_experiment(tmp_path, text))
+        return experiment_digest(experiment, assemble(experiment).program)
+
+    fused(tmp_path)
+    same = FUSED.replace("(fn (given state) (+ given state))", "(fn (a b) (+ a b))")
+    assert digest(FUSED) == digest(same) != digest(FUSED.replace("(+ given state)", "(- given state)"))
+
+
 def test_a_path_of_none_leaves_the_form_out(tmp_path: Path) -> None:
     paths = [write(tmp_path, '(defweights net none ("block.{i}.w" "h.{i}.weight"))')]
     paths.append(write_experiment(tmp_path, TEXT.format(weights=""), "plain.sx"))
@@ -145,6 +200,10 @@ def test_the_digest_knows_the_file(tmp_path: Path) -> None:
         ("(defweights net 3)", "E-TYPE-006"),
         ("(defweights net)", "E-FORM-001"),
         ('(defweights net "base.npz" ("a"))', "E-FORM-001"),
+        ('(defweights net "base.npz" ("a" ["b" "c"]))', "E-FORM-001"),
+        ('(defweights net "base.npz" ("a" ["b" 3] (fn (b c) (+ b c))))', "E-FORM-001"),
+        ('(defweights net "base.npz" ("a" ["b" "c"] "o i -> i o"))', "E-TYPE-006"),
+        ('(defweights net "base.npz" ("a" "b" 3))', "E-TYPE-006"),
     ],
 )
 def test_mistakes(tmp_path: Path, weights: str, code: str) -> None:
