@@ -48,9 +48,9 @@ class ImportedWeight:
         arrays = [self.files.arrays[name].read() for name in self.theirs]
         found = arrays[0]
         if self.graph is not None:
-            inputs = {x.node.attrs["name"]: x.type.dtype for x in self.graph.inputs}
-            given = zip(inputs.items(), arrays, strict=True)
-            found = evaluate(self.graph, {name: a.astype(NUMPY_DTYPES[dtype]) for (name, dtype), a in given})["y"]
+            dtypes = [NUMPY_DTYPES[x.type.dtype] for x in self.graph.inputs]
+            given = zip(self.graph.input_names, arrays, dtypes, strict=True)
+            found = evaluate(self.graph, {name: array.astype(dtype) for name, array, dtype in given})["y"]
         return np.ascontiguousarray(found.astype(NUMPY_DTYPES[self.type.dtype])).reshape(self.type.shape)
 
     def identity(self) -> list[Any]:
