@@ -40,7 +40,7 @@ def command(
     """Train: run the experiment of FILE."""
     from rich.console import Console
 
-    from sexpgpu.diagnostics import DiagnosticError
+    from sexpgpu.diagnostics import Diagnostic, DiagnosticError
     from sexpgpu.settings import from_environment
     from sexpgpu.train.checkpoint import same_experiment, supersede
     from sexpgpu.train.files import write_atomic
@@ -54,6 +54,9 @@ def command(
 
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     experiment = load(file, variant, settings, run_name)
+    if not experiment.run.name:
+        what = "this file has no `defrun`: its weights are evaluated and generate, but nothing is trained"
+        raise DiagnosticError(Diagnostic("E-RUN-004", what, help=(f"sexpgpu generate {file} --checkpoint initial",)))
     if not quiet:
         warn(experiment, "run")
     assembly = assemble(experiment)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import save_file
 
+from sexpgpu.cli.main import main
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.train.identity import experiment_digest
@@ -163,6 +166,20 @@ def test_the_digest_knows_what_a_function_does(tmp_path: Path) -> None:
     fused(tmp_path)
     same = FUSED.replace("(fn (given state) (+ given state))", "(fn (a b) (+ a b))")
     assert digest(FUSED) == digest(same) != digest(FUSED.replace("(+ given state)", "(- given state)"))
+
+
+def test_weights_to_look_at_need_no_run(tmp_path: Path) -> None:
+    show = '(defgenerator show () (net (ones (f32 2 3)))) (defeval look :batches 1 loss)'
+    text = re.sub(r"\(defrun.*", show, FUSED)
+    fused(tmp_path)
+    experiment = load_experiment(write_experiment(tmp_path, text))
+    assert (experiment.run.name, experiment.run.updates, list(experiment.generators)) == ("", (), ["show"])
+    with Trial(experiment) as trial:
+        np.testing.assert_array_equal(trial.read("net.a.b"), [1.5, 1.5])
+    with pytest.raises(DiagnosticError, match="E-RUN-004"):
+        load_experiment(write_experiment(tmp_path, re.sub(r"(?m)^\(defgen.*", "", text)))
+    result = CliRunner().invoke(main, ["run", str(write_experiment(tmp_path, text))])
+    assert result.exit_code == 1 and "E-RUN-004: this file has no `defrun`" in result.output
 
 
 def test_a_path_of_none_leaves_the_form_out(tmp_path: Path) -> None:
