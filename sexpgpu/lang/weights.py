@@ -100,7 +100,8 @@ class WeightReader(FormReader):
                 notes += [f"surplus: nothing takes `{name}` {_shown(files.arrays[name])}"
                           for name in files.arrays if name not in taken]  # fmt: skip
             if notes:
-                message = f"`{files.written}` and the parameters under `{declared.name}` do not fit: {notes[0]}"
+                under = f" under `{declared.name}`" if declared.name else ""
+                message = f"`{files.written}` and the parameters{under} do not fit: {notes[0]}"
                 help = ("every rule takes a parameter, every array has a taker; (none THEIRS) leaves arrays out",)
                 wrong.append(Diagnostic("E-PARAM-003", message, declared.span, help=help, notes=tuple(notes[1:])))
         if wrong:
