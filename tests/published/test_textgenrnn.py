@@ -60,9 +60,7 @@ def test_the_next_character(settings: dict[str, str], tmp_path: Path) -> None:
     for text in ("", TEXT[:1], TEXT):
         ids = ([0] * 40 + [464] + [of_ids.index(c) for c in text])[-40:]
         tokens = f"(reshape [{' '.join(map(str, ids))}] [1 _])"
-        file = beside(
-            tmp_path, "textgenrnn", f"(defgenerator next-one () (softmax (writer (reshape [{listed}] [1 _]))))"
-        )
+        file = beside(tmp_path, "textgenrnn", f"(defgenerator next-one () (softmax (writer {tokens})))")
         (ours,) = generate(file, "next-one", settings).carries
         theirs = distribution(arrays, ids)
         worst = max(worst, float(np.abs(ours[0] - theirs).max()))
