@@ -128,11 +128,12 @@ FUSED = """
 
 
 def fused(folder: Path, **changed: np.ndarray) -> Path:
-    """Two shards with a matrix of two of ours, a bias in two halves, and running statistics."""
+    """A folder of two shards and their index: a matrix of two of ours, a bias in two halves, running statistics."""
     first = {"ab.weight": np.arange(12, dtype=np.float16).reshape(4, 3), "bias_ih": np.ones(2, np.float32)}
     norm = {f"bn.{kind}": np.full(2, n, np.float32) for n, kind in enumerate(("scale", "bias", "mean", "variance"))}
     save_file(first | changed, folder / "base-1.safetensors")
     save_file({"bias_hh": np.full(2, 0.5, np.float32), **norm}, folder / "base-2.safetensors")
+    (folder / "base.safetensors.index.json").write_text('{"weight_map": {}}')  # as folders of published models have it
     return write_experiment(folder, FUSED)
 
 
@@ -214,6 +215,7 @@ def test_the_digest_knows_the_file(tmp_path: Path) -> None:
     [
         ('(defweights net "none.npz")', "E-DATA-001"),
         ('(defweights net "file.sx")', "E-DATA-002"),
+        ('(defweights net "base.safetensors.index.json")', "E-DATA-002"),
         ("(defweights net 3)", "E-TYPE-006"),
         ("(defweights net)", "E-FORM-001"),
         ('(defweights net "base.npz" ("a"))', "E-FORM-001"),
@@ -224,6 +226,7 @@ def test_the_digest_knows_the_file(tmp_path: Path) -> None:
     ],
 )
 def test_mistakes(tmp_path: Path, weights: str, code: str) -> None:
+    (tmp_path / "base.safetensors.index.json").write_text('{"weight_map": {}}')
     with pytest.raises(DiagnosticError) as caught:
         load_experiment(write(tmp_path, weights))
     assert [d.code for d in caught.value.diagnostics] == [code]
