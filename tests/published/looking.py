@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,17 +22,24 @@ from sexpgpu.train.phases import assemble
 from sexpgpu.train.schedule import HostSchedule
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "published"
+sys.path.append(str(FOLDER))  # one script imports another
 FILES = {path.stem: path for path in sorted(FOLDER.glob("*.sx"))}
 
 
-def script(name: str) -> ModuleType:
-    """One of the scripts that write weights; skips the test where the package that it needs is absent."""
+def script(name: str, needs: str | None = None) -> ModuleType:
+    """One of the scripts that write weights; skips the test where the package that it needs is absent.
+
+    needs: the script that knows the package, if it is another.
+    """
+    if needs is not None:
+        script(needs)
     spec = importlib.util.spec_from_file_location(name, FOLDER / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     try:
-        module.package()
+        if needs is None:
+            module.package()
     except SystemExit as missing:
         pytest.skip(str(missing))
     return module

