@@ -25,7 +25,8 @@ def restored(
 ) -> Iterator[tuple[Program, Session, int]]:
     """The program, a session holding the checkpoint's parameters and states, and its step.
 
-    checkpoint: as the commands take it; `initial` stands for what a run begins with, published weights among it.
+    checkpoint: as the commands take it; `initial` stands for what a run begins with, published weights among it, and is
+    all that there is where the file has no run.
     Only what the program reads is needed, so an evaluation may be changed after training; parameters must agree.
     Raises E-CKPT-….
     """
@@ -36,7 +37,7 @@ def restored(
     from sexpgpu.train.folder import resumed
     from sexpgpu.train.phases import assemble
 
-    if checkpoint == INITIAL:
+    if checkpoint == INITIAL or (checkpoint == "latest" and not experiment.run.name):
         with _initial(experiment, device) as (program, session):
             yield program, session, 0
         return

@@ -56,7 +56,7 @@ def command(
     experiment = load(file, variant, settings, run_name)
     if not experiment.run.name:
         what = "this file has no `defrun`: its weights are evaluated and generate, but nothing is trained"
-        raise DiagnosticError(Diagnostic("E-RUN-004", what, help=(f"sexpgpu generate {file} --checkpoint initial",)))
+        raise DiagnosticError(Diagnostic("E-RUN-004", what, help=(f"sexpgpu evaluate {file}, or sexpgpu generate {file}",)))
     if not quiet:
         warn(experiment, "run")
     assembly = assemble(experiment)

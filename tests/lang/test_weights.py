@@ -179,6 +179,8 @@ def test_weights_to_look_at_need_no_run(tmp_path: Path) -> None:
         np.testing.assert_array_equal(trial.read("net.a.b"), [1.5, 1.5])
     with pytest.raises(DiagnosticError, match="E-RUN-004"):
         load_experiment(write_experiment(tmp_path, re.sub(r"(?m)^\(defgen.*", "", text)))
+    result = CliRunner().invoke(main, ["evaluate", str(write_experiment(tmp_path, text))])
+    assert result.exit_code == 0 and result.output.splitlines()[0] == "step 0"
     result = CliRunner().invoke(main, ["run", str(write_experiment(tmp_path, text))])
     assert result.exit_code == 1 and "E-RUN-004: this file has no `defrun`" in result.output
 

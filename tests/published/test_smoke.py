@@ -11,7 +11,7 @@ from sexpgpu.train.phases import assemble
 from tests.published.looking import FILES, FOLDER
 
 DATA = {
-    "silero-vad": ("sound", {"samples": np.zeros((1, 1536), np.float32)}),
+    "silero-vad": ("sound", {"samples": np.zeros((1, 1600), np.float32)}),
     "minilm": ("sentences", {"tokens": np.zeros((4, 6), np.int32), "mask": np.ones((4, 6), np.bool_)}),
     "minilm-classify": (
         "sentences",
