@@ -55,8 +55,9 @@ def command(
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     experiment = load(file, variant, settings, run_name)
     if not experiment.run.name:
-        what = "this file has no `defrun`: its weights are evaluated and generate, but nothing is trained"
-        raise DiagnosticError(Diagnostic("E-RUN-004", what, help=(f"sexpgpu evaluate {file}, or sexpgpu generate {file}",)))
+        what = "this file has no `defrun`, so there is nothing to train; its weights are there for the other commands"
+        help = f"sexpgpu evaluate {file}, or sexpgpu generate {file}"
+        raise DiagnosticError(Diagnostic("E-RUN-004", what, help=(help,)))
     if not quiet:
         warn(experiment, "run")
     assembly = assemble(experiment)
