@@ -46,8 +46,9 @@ def script(name: str, needs: str | None = None) -> ModuleType:
 
 
 @contextmanager
-def opened(file: Path, settings: Mapping[str, str], keys: Mapping[str, Mapping[str, str]]):
-    experiment = untrained(load_experiment(file, settings=settings, keys=keys))
+def opened(file: Path, settings: Mapping[str, str], keys: Mapping[str, Mapping[str, str]], variant: str | None = None):
+    """The experiment without its updates, its program, a session with the first values in it, and the schedule."""
+    experiment = untrained(load_experiment(file, variant=variant, settings=settings, keys=keys))
     program = assemble(experiment).program
     device = CpuDevice(threads=1)
     session = device.open(device.plan(program, Budget()))

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 
 from sexpgpu.lang.load import load_experiment
+from sexpgpu.train.evaluation import run_evaluation
+from sexpgpu.train.generation import run_generator
 from sexpgpu.train.phases import assemble
-from tests.published.looking import FILES, FOLDER
+from tests.published.looking import FILES, FOLDER, opened
 
 DATA = {
     "silero-vad": ("sound", {"samples": np.zeros((1, 1600), np.float32)}),
@@ -26,17 +28,33 @@ DATA = {
 """What a file reads beside its weights: a constant, and the arrays of the file that it names."""
 
 
+@pytest.fixture
+def settings(name: str, tmp_path: Path) -> dict[str, str]:
+    """What a file needs beside its weights, which `smoke` does without."""
+    if name not in DATA:
+        return {}
+    constant, arrays = DATA[name]
+    np.savez(tmp_path / "data.npz", **arrays)
+    return {constant: str(tmp_path / "data.npz")}
+
+
 @pytest.mark.parametrize("name", FILES)
-def test_smoke_elaborates_without_a_warning(name: str, tmp_path: Path) -> None:
-    settings = {}
-    if name in DATA:
-        constant, arrays = DATA[name]
-        settings[constant] = str(tmp_path / "data.npz")
-        np.savez(settings[constant], **arrays)
+def test_smoke_elaborates_without_a_warning(name: str, settings: dict[str, str]) -> None:
     experiment = load_experiment(FILES[name], variant="smoke", settings=settings)
     assert not experiment.warnings, [w.message for w in experiment.warnings]
     assert assemble(experiment).program.phases and not experiment.weights
     assert experiment.num_parameters < 100_000
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_smoke_shows_something(name: str, settings: dict[str, str]) -> None:
+    with opened(FILES[name], settings, {}, "smoke") as (experiment, program, session, schedule):
+        for generator in experiment.generators.values():
+            sample = run_generator(experiment, program, session, schedule, generator, 0)
+            assert all(np.all(np.isfinite(value)) for value in (*sample.carries, *sample.emitted))
+        for evaluation in experiment.evaluations.values():
+            found = run_evaluation(experiment, program, session, schedule, evaluation, 1)
+            assert found and all(np.all(np.isfinite(value)) for value in found.values())
 
 
 @pytest.mark.parametrize("name", FILES)
