@@ -15,8 +15,8 @@ from sexpgpu.cli.common import device_option, experiment_options, load, reportin
 @click.option(
     "--checkpoint",
     default="latest",
-    metavar="latest|PATH",
-    help="Which checkpoint; default the latest run's.",
+    metavar="latest|initial|PATH",
+    help="Which checkpoint; default the latest run's. `initial`: what a run begins with.",
 )
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder, as given to `run`.")
 @click.option("--only", metavar="NAME", help="One evaluation of the file.")

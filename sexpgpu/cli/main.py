@@ -17,6 +17,7 @@ COMMANDS = {
     "lower": "Print what a device would make of FILE: kernels, libraries, memory.",
     "evaluate": "Run the evaluations of FILE on a checkpoint.",
     "generate": "Run a generator of FILE on a checkpoint.",
+    "export": "Write the parameters of a checkpoint for other libraries.",
     "fmt": "Lay out .sx files in one way, or say which are not.",
     "new": "Write a new .sx file like one of the examples.",
     "lsp": "Serve an editor: mistakes while typing, types, definitions, renaming.",

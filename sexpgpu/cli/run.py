@@ -40,7 +40,7 @@ def command(
     """Train: run the experiment of FILE."""
     from rich.console import Console
 
-    from sexpgpu.diagnostics import DiagnosticError
+    from sexpgpu.diagnostics import Diagnostic, DiagnosticError
     from sexpgpu.settings import from_environment
     from sexpgpu.train.checkpoint import same_experiment, supersede
     from sexpgpu.train.files import write_atomic
@@ -54,6 +54,10 @@ def command(
 
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     experiment = load(file, variant, settings, run_name)
+    if not experiment.run.name:
+        what = "this file has no `defrun`, so there is nothing to train; its weights are there for the other commands"
+        help = f"sexpgpu evaluate {file}, or sexpgpu generate {file}"
+        raise DiagnosticError(Diagnostic("E-RUN-004", what, help=(help,)))
     if not quiet:
         warn(experiment, "run")
     assembly = assemble(experiment)

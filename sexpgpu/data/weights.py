@@ -64,8 +64,11 @@ def _arrays_of(path: Path) -> dict[str, StoredArray]:
             return {name: StoredArray(a.shape, _is_float(a.dtype), partial(np.asarray, a)) for name, a in found.items()}
         case ".safetensors":
             return _safetensors(path)
+    if path.name.endswith(".safetensors.index.json"):
+        shards = path.name.removesuffix(".safetensors.index.json") + "-*.safetensors"
+        fail(DAMAGED, f"`{path.name}` only lists the files of arrays", help=(f'name the files themselves: "{shards}"',))
     fail(DAMAGED, f"`{path.name}` is neither `.npz` nor `.safetensors`",
-         help=("write weights with `numpy.savez`, or as safetensors",))  # fmt: skip
+         help=("write weights with `numpy.savez`, or as safetensors; pickled ones are never read",))  # fmt: skip
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:

@@ -167,7 +167,7 @@ class CheckpointRule:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """`defrun`: what a step does and what happens around it."""
+    """`defrun`: what a step does and what happens around it. A file of weights alone has one without name and steps."""
 
     name: str
     updates: tuple[Update, ...]

@@ -192,7 +192,7 @@ class _Loading(FormReader):
         collector.stop()
         assert run is not None
         averages = {name: a.of(self.el.world.parameters) for name, a in self.el.world.averages.items()}
-        weights = WeightReader(self.el, self.module, self.el.world.parameters).read()
+        weights = WeightReader(self.el, self.module, self.el.world.parameters, self.el.world.states).read()
         return Experiment(
             self.source.name, self.source.text, self._included(), self.overrides, run,
             self.el.world.parameters, self.el.world.states, averages, weights,
@@ -215,6 +215,9 @@ class _Loading(FormReader):
         known = ", ".join(runs) or "none"
         if name is not None:
             self._fail("E-RUN-005", f"no run is called `{name}`", help=f"the runs of this file: {known}")
+        module = self.module
+        if not runs and module.weights and not module.updates and (module.evaluations or module.generators):
+            return Declared("", module.weights[0].span, (), {})  # nothing is trained: the weights are there
         if len(runs) != 1:
             what = "several runs" if runs else "no `defrun`"
             remedy = (
@@ -473,11 +476,15 @@ class _Loading(FormReader):
         return [declared]
 
     def _times(self, declared: Declared) -> dict[str, int]:
+        if not declared.name:
+            return {}
         default = self._loader_named(declared)
         read = [(self._loader_named(d) or default, self._integer(d, "times", 1, 1)) for d in self._updates(declared)]
         return loader_times(self.el, self.module, [(name, times) for name, times in read if name is not None])
 
     def _run(self, declared: Declared, seed: int) -> Run:
+        if not declared.name:
+            return Run("", (), 1, 0, seed, "stop", (), (), (), CheckpointRule())
         collector = Collector(self.el.forms)
         rules = RuleTracer(self.el)
         loader = self._loader_named(declared)

@@ -28,7 +28,7 @@ def unread_names(
 
     A binding that nothing reads is one mistake, also where its value makes parameters.
     """
-    unreached = _unreached(world, run)
+    unreached = _unreached(world, run) if run.name else {}  # weights that are only looked at are not trained
     by_command = (module.runs, module.evaluations, module.generators)
     for name, span in module.spans.items():
         if span.source is source and name not in module.mentioned and not any(name in t for t in by_command):

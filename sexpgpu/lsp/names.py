@@ -483,6 +483,8 @@ class _Resolver:
                 self.keyed(keyed, self.top, bare=("batches",) if _is(keyed.get("batches"), "all") else ())
             case "defweights":
                 self.walk_all(rest[:1], self.top)
+                for rule in rest[1:]:
+                    self.walk_all(rule.items[2:] if isinstance(rule, List) else (), self.top)
             case "include":
                 pass
             case _:

@@ -25,11 +25,12 @@ from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
 from sexpgpu.train.folder import RunFolder
 from sexpgpu.train.folds import apply_after, fold_measures, microbatch_results, weighted_mean
 from sexpgpu.train.generation import run_generator, save_sample
+from sexpgpu.train.initial import initialise
 from sexpgpu.train.inner import generating, generator_calls
 from sexpgpu.train.keys import stream_key
 from sexpgpu.train.lanes import LANE
 from sexpgpu.train.metrics import MetricsWriter
-from sexpgpu.train.phases import WEIGHTS, Assembly
+from sexpgpu.train.phases import Assembly
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.schedule import HostSchedule
 from sexpgpu.train.status import StatusFile
@@ -66,13 +67,7 @@ class Stepper:
 
     def initialise(self) -> None:
         """First values of parameters and states, drawn from (seed, path)."""
-        phase = self._phases["initialise"]
-        host = self.schedule.at(1)
-        feeds = {name: host[name] for name in phase.feeds if name in host}
-        if "stream" in phase.feeds:
-            feeds["stream"] = np.asarray(stream_key(self.experiment.run.seed, "initialise"))
-        feeds.update({WEIGHTS + name: weight.read() for name, weight in self.experiment.weights.items()})
-        self.session.run([Call("initialise", feeds)]).result()
+        initialise(self.experiment, self.assembly.program, self.session)
 
     def step(self, step: int) -> dict[str, StepResult]:
         """All updates of one step, by name. Raises E-RUN-001, E-RUN-002, E-RUN-003; then nothing of it is kept."""

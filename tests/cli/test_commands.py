@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from safetensors.numpy import load_file
 
 from sexpgpu.backend.registry import open_device
 from sexpgpu.cli.main import COMMANDS, main
@@ -413,6 +414,39 @@ def test_evaluate_without_a_run_or_an_evaluation(folder: Path) -> None:
     text = TEXT.replace("(defeval look", "#;(defeval look").replace("(defeval peek", "#;(defeval peek")
     (folder / "lm.sx").write_text(text.replace(":evaluate (every 2 look)", ""))
     assert "no `defeval`" in refused("E-RUN-005", "evaluate", "lm.sx")
+
+
+def test_first_values_stand_in_for_a_checkpoint(folder: Path) -> None:
+    first = invoke("evaluate", "lm.sx", "--checkpoint", "initial", "--only", "look")
+    assert first.exit_code == 0 and first.output.splitlines()[0] == "step 0"
+    assert float(first.output.split()[3]) == pytest.approx(np.log(8), abs=0.2), "nothing is learned yet"
+    said = invoke("generate", "lm.sx", "--checkpoint", "initial", "--only", "story", "--length", "3")
+    assert said.exit_code == 0 and len(said.output) == len("ab") + 3 + 1
+
+
+# --- export -------------------------------------------------------------------------------------------------
+
+
+def test_export(trained: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(trained)
+    file = tmp_path / "lm.safetensors"
+    result = invoke("export", "runs/lm", str(file))
+    assert result.exit_code == 0 and result.output.endswith("numbers in 5 arrays, of step 6\n")
+    state = load_file("runs/lm/checkpoints/step-00000006/state.safetensors")
+    found = load_file(file)
+    assert sorted(found) == sorted(name for name in state if "/" not in name)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, state[name])
+    invoke("export", "runs/lm/checkpoints/step-00000004", str(file))
+    assert not np.array_equal(load_file(file)["lm.wte"], found["lm.wte"]), "an earlier step, and the file is replaced"
+
+
+def test_export_refuses(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trained)
+    assert "lm.safetensors" in refused("E-IO-001", "export", "runs/lm", "lm.npz")
+    refused("E-IO-001", "export", "runs/lm", "gone/lm.safetensors")
+    assert "export PATH" in refused("E-CKPT-001", "export", "runs/gone", "lm.safetensors")
+    assert "none" in refused("E-RUN-005", "export", "runs/lm", "lm.safetensors", "--weights", "slow")
 
 
 # --- generate -----------------------------------------------------------------------------------------------

@@ -62,7 +62,8 @@ def write_files(folder: Path) -> None:
     draw = np.random.default_rng(0)
     label = np.arange(400, dtype=np.int32) % 10
     np.savez(folder / "digits.npz", image=draw.random((400, 64), np.float32), label=label)
-    weights = {"proj.w": draw.random((4, 16), np.float32), "mask": np.zeros(3, np.float32)}
+    weights = {"qkv.w": draw.random((12, 16), np.float32), "qkv.b": draw.random(12, np.float32)}
+    weights |= {"shift": np.ones(4, np.float32), "mask": np.zeros(3, np.float32)}
     np.savez(folder / "model.npz", **weights)
     (folder / "flowers.csv").write_text("length,width,kind\n" + "5.1,3.5,setosa\n6.3,2.9,virginica\n" * 5, "utf-8")
     (folder / "names.txt").write_text("emma\nolivia\nava\nisabella\nsophia\n", "utf-8")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from safetensors.numpy import save_file
 
+from sexpgpu.cli.main import main
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.train.identity import experiment_digest
@@ -110,6 +113,78 @@ def test_a_star_stands_for_any_steps(tmp_path: Path) -> None:
     ]
 
 
+FUSED = """
+(defn half (w n) (rearrange "o i -> i o" (nth (split w 2) n)))
+(defmodel net ((x (f32 _ 3)))
+  (batch-norm (+ (linear x 2 :name a) (linear x 2 :bias false :name b)) :name norm))
+(defweights net "base-*.safetensors"
+  ("a.w" "ab.weight" (fn (w) (half w 0)))
+  ("b.w" "ab.weight" (fn (w) (half w 1)))
+  ("a.b" ["bias_ih" "bias_hh"] (fn (given state) (+ given state)))
+  ("norm.{kind}" "bn.{kind}"))
+(defmetric loss () (mean (square (net (ones (f32 2 3))))))
+(defrun go :loss loss :optimizer (sgd :rate 0.1) :steps 2)
+"""
+
+
+def fused(folder: Path, **changed: np.ndarray) -> Path:
+    """A folder of two shards and their index: a matrix of two of ours, a bias in two halves, running statistics."""
+    first = {"ab.weight": np.arange(12, dtype=np.float16).reshape(4, 3), "bias_ih": np.ones(2, np.float32)}
+    norm = {f"bn.{kind}": np.full(2, n, np.float32) for n, kind in enumerate(("scale", "bias", "mean", "variance"))}
+    save_file(first | changed, folder / "base-1.safetensors")
+    save_file({"bias_hh": np.full(2, 0.5, np.float32), **norm}, folder / "base-2.safetensors")
+    (folder / "base.safetensors.index.json").write_text('{"weight_map": {}}')  # as folders of published models have it
+    return write_experiment(folder, FUSED)
+
+
+def test_functions_take_parts_and_meet_arrays(tmp_path: Path) -> None:
+    with Trial(load_experiment(fused(tmp_path))) as trial:
+        whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+        np.testing.assert_array_equal(trial.read("net.a.w"), whole[:2].T)
+        np.testing.assert_array_equal(trial.read("net.b.w"), whole[2:].T)
+        np.testing.assert_array_equal(trial.read("net.a.b"), [1.5, 1.5])
+        np.testing.assert_array_equal(trial.read("net.norm.mean"), [2, 2])
+        np.testing.assert_array_equal(trial.read("net.norm.variance"), [3, 3])
+
+
+def test_what_a_function_makes_is_checked(tmp_path: Path) -> None:
+    path = fused(tmp_path, **{"ab.weight": np.zeros((5, 3), np.float32), "bias_ih": np.zeros(1, np.float32)})
+    with pytest.raises(DiagnosticError) as caught:
+        load_experiment(path)
+    (fault,) = caught.value.diagnostics
+    assert "mis-shaped: `ab.weight` (5 3) for `net.a.w` (f32 3 2): " in fault.message
+    text = FUSED.replace("(half w 0)", "(nth (split w 4) 0)")
+    with pytest.raises(DiagnosticError) as caught:
+        load_experiment(write_experiment(tmp_path, text.replace("(half w 1)", "(linear w 2)")))
+    assert "split" in caught.value.diagnostics[0].message and len(caught.value.diagnostics[0].notes) == 1
+
+
+def test_the_digest_knows_what_a_function_does(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        experiment = load_experiment(write_experiment(tmp_path, text))
+        return experiment_digest(experiment, assemble(experiment).program)
+
+    fused(tmp_path)
+    same = FUSED.replace("(fn (given state) (+ given state))", "(fn (a b) (+ a b))")
+    assert digest(FUSED) == digest(same) != digest(FUSED.replace("(+ given state)", "(- given state)"))
+
+
+def test_weights_to_look_at_need_no_run(tmp_path: Path) -> None:
+    show = '(defgenerator show () (net (ones (f32 2 3)))) (defeval look :batches 1 loss)'
+    text = re.sub(r"\(defrun.*", show, FUSED)
+    fused(tmp_path)
+    experiment = load_experiment(write_experiment(tmp_path, text))
+    assert (experiment.run.name, experiment.run.updates, list(experiment.generators)) == ("", (), ["show"])
+    with Trial(experiment) as trial:
+        np.testing.assert_array_equal(trial.read("net.a.b"), [1.5, 1.5])
+    with pytest.raises(DiagnosticError, match="E-RUN-004"):
+        load_experiment(write_experiment(tmp_path, re.sub(r"(?m)^\(defgen.*", "", text)))
+    result = CliRunner().invoke(main, ["evaluate", str(write_experiment(tmp_path, text))])
+    assert result.exit_code == 0 and result.output.splitlines()[0] == "step 0"
+    result = CliRunner().invoke(main, ["run", str(write_experiment(tmp_path, text))])
+    assert result.exit_code == 1 and "E-RUN-004: this file has no `defrun`" in result.output
+
+
 def test_a_path_of_none_leaves_the_form_out(tmp_path: Path) -> None:
     paths = [write(tmp_path, '(defweights net none ("block.{i}.w" "h.{i}.weight"))')]
     paths.append(write_experiment(tmp_path, TEXT.format(weights=""), "plain.sx"))
@@ -142,12 +217,18 @@ def test_the_digest_knows_the_file(tmp_path: Path) -> None:
     [
         ('(defweights net "none.npz")', "E-DATA-001"),
         ('(defweights net "file.sx")', "E-DATA-002"),
+        ('(defweights net "base.safetensors.index.json")', "E-DATA-002"),
         ("(defweights net 3)", "E-TYPE-006"),
         ("(defweights net)", "E-FORM-001"),
         ('(defweights net "base.npz" ("a"))', "E-FORM-001"),
+        ('(defweights net "base.npz" ("a" ["b" "c"]))', "E-FORM-001"),
+        ('(defweights net "base.npz" ("a" ["b" 3] (fn (b c) (+ b c))))', "E-FORM-001"),
+        ('(defweights net "base.npz" ("a" ["b" "c"] "o i -> i o"))', "E-TYPE-006"),
+        ('(defweights net "base.npz" ("a" "b" 3))', "E-TYPE-006"),
     ],
 )
 def test_mistakes(tmp_path: Path, weights: str, code: str) -> None:
+    (tmp_path / "base.safetensors.index.json").write_text('{"weight_map": {}}')
     with pytest.raises(DiagnosticError) as caught:
         load_experiment(write(tmp_path, weights))
     assert [d.code for d in caught.value.diagnostics] == [code]

@@ -46,6 +46,9 @@ CASES = [
     "(defn f (x) (with :scope (a ^|x) (param w ^x 0)))".replace("(x)", "(^x)"),
     "(def last 1) (def ^|k 2) (defloader l (rows c) :last pad :batch ^k)",
     "(defn let (^|x) ^x)",
+    "(def ^|path none) (defn f (w) w) (defweights m ^path (\"a\" \"b\" f))",
+    "(defn ^|turned (w) w) (defweights m \"f\" (\"a\" \"b\" ^turned) (\"c\" [\"d\" \"e\"] (fn (x y) (^turned x))))",
+    "(defweights m \"f\" (\"c\" [\"d\" \"e\"] (fn (^|x y) (+ ^x y))))",
 ]
 
 
