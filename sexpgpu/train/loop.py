@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,10 @@ import numpy as np
 
 from sexpgpu.backend.protocol import Call, Outputs, Session
 from sexpgpu.data import Prefetcher
+from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import Experiment, Update
+from sexpgpu.plan.memory import ProgramPlan, shown_size
 from sexpgpu.train import checkpoint as checkpoints
 from sexpgpu.train.blame import first_non_finite
 from sexpgpu.train.evaluation import run_evaluation
@@ -33,6 +35,14 @@ from sexpgpu.train.phases import WEIGHTS, Assembly
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.schedule import HostSchedule
 from sexpgpu.train.status import StatusFile
+
+
+def memory_line(peak_bytes: int, planned_bytes: int, unplanned_bytes: int) -> str:
+    """The peak against the plan: in percent, or where they lie closer than what is in no plan, that they do."""
+    line = f"memory: peak {shown_size(peak_bytes)} of {shown_size(planned_bytes)} planned"
+    if abs(peak_bytes - planned_bytes) < unplanned_bytes:
+        return f"{line} (differences below {shown_size(unplanned_bytes)} are the interpreter's own)"
+    return f"{line} ({(peak_bytes / planned_bytes - 1) * 100:+.1f}%)"
 
 
 def due(step: int, every: int, last_step: int) -> bool:
@@ -226,6 +236,7 @@ class Training:
         folder: RunFolder,
         progress: Progress,
         *,
+        plan: ProgramPlan,
         digest: str,
         start_step: int,
         last_step: int,
@@ -236,12 +247,14 @@ class Training:
         self.session = session
         self.folder = folder
         self.progress = progress
+        self.plan = plan
         self.digest = digest
         self.start_step = start_step
         self.last_step = last_step
         self.stop = stop
         self.stepper = Stepper(experiment, assembly, session, last_step)
         self.saved_step = start_step
+        self.memory = ""
 
     def restore(self, tensors: Mapping[str, Array]) -> None:
         """Put a checkpoint's tensors into the slots."""
@@ -251,6 +264,7 @@ class Training:
     def run(self) -> int:
         """Steps from after `start_step` to `last_step`, or until `stop` says so; gives the last step made.
 
+        Afterwards `memory` compares what was held with the plan.
         Raises DiagnosticError where a step fails; what was saved before stays.
         """
         with ExitStack() as stack:
@@ -261,12 +275,27 @@ class Training:
             if self.start_step == 0:
                 self.stepper.initialise()
             step = self.start_step
-            for step in self._steps():
-                self._events(step)
-            if self.saved_step != step:
-                self._save(step)
+            try:
+                for step in self._steps():
+                    self._events(step)
+                if self.saved_step != step:
+                    self._save(step)
+            except DiagnosticError as error:
+                first = error.diagnostics[0]
+                with suppress(DiagnosticError):  # what stopped the run is the one to tell
+                    self.metrics.annotate(step + 1, "failed", first.message, code=first.code, help=list(first.help))
+                raise
+            self._compare_memory(step)
             self.status.update(phase="done" if step >= self.last_step else "interrupted", step=step, force=True)
             return step
+
+    def _compare_memory(self, step: int) -> None:
+        peak = self.session.peak_bytes()
+        self.memory = memory_line(peak, self.plan.peak_bytes, self.session.unplanned_bytes())
+        parts = {f"{n} bytes".replace("'", "").replace(" ", "_"): size for n, size in self.plan.parts().items()}
+        self.metrics.annotate(
+            step, "memory", self.memory, peak_bytes=peak, planned_bytes=self.plan.peak_bytes, **parts
+        )
 
     def _steps(self) -> Iterator[int]:
         tokens = self._tokens_per_step()
@@ -318,6 +347,8 @@ class Training:
         points["runtime/step_ms"] = elapsed_ms
         if tokens:
             points["runtime/tokens_per_s"] = tokens / elapsed_ms * 1e3
+        points["runtime/peak_bytes"] = self.session.peak_bytes()
+        points["runtime/held_bytes"] = self.session.held_bytes()
         self.metrics.points(step, points)
 
     def _events(self, step: int) -> None:
