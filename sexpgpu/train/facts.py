@@ -25,6 +25,7 @@ def experiment_facts(experiment: Experiment, last_step: int) -> dict[str, Any]:
         "overrides": dict(experiment.overrides),
         "run": run.name,
         "losses": {update.name: update.objective.name for update in run.updates},
+        "diagnostics": [rule.name for rule in run.diagnose],
         "steps": last_step,
         "microbatches": run.microbatches,
         "seed": run.seed,
@@ -42,7 +43,8 @@ def write_facts(path: Path, facts: Mapping[str, Any], now_s: float, after_step: 
     before = read_facts(path).get("sessions", []) if after_step else []
     began = datetime.datetime.fromtimestamp(now_s, datetime.UTC).isoformat(timespec="seconds")
     record = {**facts, "sessions": [*before, {"began": began, "after": after_step}]}
-    files.replace_atomic(path, (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    files.replace_atomic(path, text.encode("utf-8", "backslashreplace"))  # half a surrogate pair as JSON's own escape
 
 
 def read_facts(path: Path) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.train.checkpoint import Checkpoint, clean, find_latest, load
 from sexpgpu.train.files import explaining
 
-
 _ASKING_S = 0.1
 """Longer than `is_held` keeps the lock for its question."""
 

@@ -272,10 +272,10 @@ class Training:
             self.metrics = stack.enter_context(MetricsWriter(self.folder.metrics, resume))
             self.status = StatusFile(self.folder.status, time.time)
             stack.callback(self.stepper.close)
-            if self.start_step == 0:
-                self.stepper.initialise()
             step = self.start_step
             try:
+                if self.start_step == 0:
+                    self.stepper.initialise()
                 for step in self._steps():
                     self._events(step)
                 if self.saved_step != step:
@@ -284,6 +284,7 @@ class Training:
                 first = error.diagnostics[0]
                 with suppress(DiagnosticError):  # what stopped the run is the one to tell
                     self.metrics.annotate(step + 1, "failed", first.message, code=first.code, help=list(first.help))
+                    self.status.update(step=step, force=True)
                 raise
             self._compare_memory(step)
             self.status.update(phase="done" if step >= self.last_step else "interrupted", step=step, force=True)
