@@ -92,7 +92,8 @@ class Follower:
         for note in annotations:
             step, text = int(note["step"]), str(note["text"])
             if note["annotation"] == "sample":
-                view.sample = (step, text)
+                if view.sample is None or not text.startswith("saved as "):  # a text says more than a file's name
+                    view.sample = (step, text)
                 text = f"{note.get('generator', 'sample')}: {text}"
             by_step.setdefault(step, []).append(text.removeprefix(f"step {step}: "))
         news = [f"step {step:>6}  {text}" for step in sorted(by_step) for text in by_step[step]]

@@ -117,7 +117,7 @@ def _header(run: RunRecord, name: str) -> str:
     loss = main_loss(run)
     if loss is not None:
         noisy = len(loss.steps) >= 100
-        mean = f", mean of {_num_settled(loss)} steps" if noisy else ""
+        mean = f", mean of {_num_settled(loss):,} steps" if noisy else ""
         cards.append((short(settled(loss)), f"{'final' if run.state.kind == 'done' else 'last'} training loss{mean}"))
     found = best_evaluation(run.stream.series, run.losses)
     if found is not None:
