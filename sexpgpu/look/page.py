@@ -28,10 +28,10 @@ _HERE = Path(__file__).parent
 _TOLD = {
     "done": "finished",
     "running": "is running",
-    "interrupted": "was interrupted, and can be resumed",
+    "interrupted": "was interrupted",
     "failed": "failed",
-    "killed": "ended without a word: killed, or its machine stopped",
-    "empty": "has made no step yet",
+    "killed": "ended without a word, killed or with its machine,",
+    "empty": "has made no step",
 }
 
 
@@ -67,9 +67,12 @@ def headline(run: RunRecord) -> str:
     """How the run went, in two or three sentences."""
     step, steps = int(run.status.get("step") or 0), run.steps
     reached = f"{step:,} of {steps:,} steps" if steps else f"{step:,} steps"
-    when = f" after {reached}" if run.state.kind != "done" else f": {reached}"
+    others = {"done": f": {reached}", "running": f": {reached} so far", "empty": ""}
+    when = others.get(run.state.kind, f" after {reached}")
     code = f" with {run.state.code}" if run.state.code else ""
     sentences = [f"The run {_TOLD[run.state.kind]}{code}{when}{_in_time(run)}."]
+    if run.state.kind in ("interrupted", "killed") and run.status.get("last_checkpoint"):
+        sentences.append("`--resume` goes on from its newest checkpoint.")
     loss = main_loss(run)
     if loss is not None and len(loss.steps) > 1:
         first, last = float(loss.values[0]), settled(loss)
@@ -139,7 +142,7 @@ def _header(run: RunRecord, name: str) -> str:
     shown = "".join(f'<div class="card"><b>{_e(value)}</b><span>{_e(what)}</span></div>' for value, what in cards)
     return (
         f'<header><h1>{_e(name)}<span class="state {run.state.kind}">{_e(str(run.state))}</span></h1>'
-        f'<p class="lead">{_e(headline(run))}</p><div class="cards">{shown}</div></header>'
+        f'<p class="lead">{_code(headline(run))}</p><div class="cards">{shown}</div></header>'
     )
 
 

@@ -60,6 +60,11 @@ class RunFolder:
         return self.path / "experiment.sx"
 
     @property
+    def lock(self) -> Path:
+        """An empty file that the process that trains here keeps locked."""
+        return self.path / ".lock"
+
+    @property
     def exists(self) -> bool:
         """Whether a run was here before."""
         return self.metrics.exists() or self.checkpoints.exists()
@@ -71,8 +76,9 @@ def held(folder: RunFolder) -> Iterator[None]:
 
     Raises E-IO-003 where another process trains in it.
     """
-    with explaining("open", folder.path):
-        descriptor = os.open(folder.path, os.O_RDONLY)
+    with explaining("open", folder.lock):
+        # To be written: some network file systems lock nothing else.
+        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if not _locked(descriptor, fcntl.LOCK_EX):
             time.sleep(_ASKING_S)
@@ -92,7 +98,7 @@ def held(folder: RunFolder) -> Iterator[None]:
 def is_held(folder: RunFolder) -> bool:
     """Whether a process is training in a run's folder now."""
     try:
-        descriptor = os.open(folder.path, os.O_RDONLY)
+        descriptor = os.open(folder.lock, os.O_RDONLY)
     except OSError:
         return False
     try:

@@ -130,12 +130,14 @@ def test_a_failure_is_told_with_its_remedy(run: RunFolder) -> None:
 
 def test_the_states_of_a_run(run: RunFolder) -> None:
     assert str(read_run(run).state) == "done"
-    stand(run, "interrupted", step=50)
-    assert "was interrupted, and can be resumed after 50 of 200 steps" in headline(read_run(run))
+    stand(run, "interrupted", step=50, last_checkpoint="step-00000050")
+    told = headline(read_run(run))
+    assert told.startswith("The run was interrupted after 50 of 200 steps, ")
+    assert "`--resume` goes on from its newest checkpoint." in told
     stand(run, "training")
     assert read_run(run).state.kind == "killed"
     with held(run):
-        assert read_run(run).state.kind == "running"
+        assert headline(read_run(run)).startswith("The run is running: 200 of 200 steps so far, ")
     stand(run, "failed", error_code="E-RUN-003")
     assert str(read_run(run).state) == "failed E-RUN-003"
     run.status.write_text("{")
@@ -147,7 +149,7 @@ def test_a_run_that_left_nothing_has_a_page(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     write_facts(folder.facts, {"file": "a.sx"}, 0.0, 0)
     text, _ = parsed(report(read_run(folder), []))
-    assert "The run has made no step yet" in text and "No step was recorded." in text
+    assert "The run has made no step." in text and "No step was recorded." in text
 
 
 def test_values_that_are_not_finite_are_told(run: RunFolder) -> None:
