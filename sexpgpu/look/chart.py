@@ -29,7 +29,7 @@ _LOG_RATIO = 8.0
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """One curve of a chart. smooth: a series of many steps is drawn faint, with its moving mean over it."""
+    """One curve of a chart. smooth: a long and noisy series is drawn faint, with its moving mean over it."""
 
     label: str
     series: Series
@@ -103,7 +103,7 @@ def chart(
     legend: list[str] = []
     for index, (line, series) in enumerate(drawn):
         colour = f"c{index % NUM_COLOURS}"
-        smooth = line.smooth and len(series.steps) >= _SMOOTH_FROM
+        smooth = line.smooth and _is_noisy(series)
         label = html.escape(line.label)
         shapes.append(_curve(f"line {colour}{' faint' if smooth else ''}", series, x, y, "" if smooth else label))
         if smooth:
@@ -144,6 +144,12 @@ def spark(series: Series) -> str:
     x = _Axis(float(good.steps[0]), float(max(good.steps[-1], good.steps[0] + 1)), False)
     drawn = _curve("line c0", good, x, y, "", 80)
     return f'<svg class="spark" viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">{drawn}</svg>'
+
+
+def _is_noisy(series: Series) -> bool:
+    """Whether a long series goes up and down more than it goes anywhere."""
+    values = series.values
+    return len(values) >= _SMOOTH_FROM and np.abs(np.diff(values)).sum() > 4 * (values.max() - values.min())
 
 
 def _value_axis(values: np.ndarray, levels: np.ndarray, scale: Scale) -> _Axis:

@@ -72,7 +72,7 @@ def run(tmp_path: Path) -> RunFolder:
     draw = np.random.default_rng(0)
     with MetricsWriter(folder.metrics, None) as writer:
         for step in range(1, 201):
-            points = {"train/loss": 5 / step + 1, "train/gradient-norm": float(draw.random()), "runtime/step_ms": 10.0}
+            points = {"train/loss": 5 / step + step % 2, "train/gradient-norm": float(draw.random()), "runtime/step_ms": 10.0}
             points |= {"runtime/peak_bytes": 2 << 20, "runtime/held_bytes": 2 << 20, "train/entropy": 0.5}
             if step % 50 == 0:
                 points |= {f"train/ratio/layer.{i}": i + 1 / step for i in range(12)}
@@ -96,7 +96,7 @@ def stand(folder: RunFolder, phase: str, **fields: object) -> None:
 def test_a_page_tells_a_stranger_how_the_run_went(run: RunFolder) -> None:
     text, links = parsed(report(read_run(run), saved(run)))
     assert "The run finished: 200 of 200 steps, which took 2.0 s." in text
-    assert "The training loss went from 6 to 1.0256." in text
+    assert "The training loss went from 6 to 0.5256." in text
     assert "The lowest look/nll was 1, at step 200." in text
     for part in ("Updates were skipped at 1 step", "Gradient norm", "entropy", "layer.11", "Samples: story", "seed 7",
                  "variant smoke", "width=8", "1,234 in 5 tensors", "resumed after step 100, 1970-01-01 01:00 UTC",
@@ -180,6 +180,14 @@ def test_a_scale_is_logarithmic_where_that_helps() -> None:
     assert 'data-log="0"' in chart("t", [line(falling)], 12, scale="plain")
     assert 'data-log="0"' in chart("t", [line([0.0, *falling])], 13), "zero has no logarithm"
     assert 'data-log="0"' in chart("t", [line([2.0, 1.5, 1.0])], 3)
+
+
+def test_only_noise_is_smoothed() -> None:
+    falling = [1 / (1 + i) for i in range(500)]
+    draw = np.random.default_rng(0).random(500).tolist()
+    for values, drawn in ((falling, 1), (draw, 2), (draw[:50], 1)):
+        series = Series("a", np.arange(len(values)), np.array(values))
+        assert chart("t", [Line("a", series, smooth=True)], 500).count('class="line') == drawn
 
 
 def test_places_on_a_chart() -> None:
