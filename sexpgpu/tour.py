@@ -38,7 +38,7 @@ What comes out of all this is a `sexpgpu.lang.experiment.Experiment`: data only.
 **5. Graphs.** `sexpgpu.ir.graph.Graph` is a single-assignment list of nodes over
 `sexpgpu.ir.types.TensorType`s. An operation is one `sexpgpu.ir.opdef.OpDef`: type rule, NumPy meaning,
 gradient, stacking rule, samples for the tests, all in one place under `sexpgpu.ir.ops`. Read
-`sexpgpu.ir.ops.elementwise` first. `sexpgpu.ir.text` prints graphs as S-expressions and reads them back,
+`sexpgpu.ir.ops.functions` first. `sexpgpu.ir.text` prints graphs as S-expressions and reads them back,
 `sexpgpu.ir.verify.verify` checks them, `sexpgpu.ir.evaluate.evaluate` runs one, node by node: the plainest
 executor there is.
 
@@ -88,7 +88,8 @@ refers to without evaluating anything, `sexpgpu.lsp.checking.check_plain` elabor
 `sexpgpu.lsp.checking.Observer` that keeps what forms evaluate to, `sexpgpu.lsp.analysis.Project` answers from both.
 `sexpgpu.lsp.server` alone knows the protocol.
 
-Layers import downwards only, a test keeps that. Where to begin with a change: a new operation is one entry
-in `sexpgpu.ir.ops` and one in `sexpgpu.lang.builtins`; a new layer is a few lines in
-`sexpgpu/std/layers.sx`; a new error is a row of `sexpgpu.diagnostics.codes.CODES` and a page.
+Layers import downwards only, a test keeps that. Where to begin with a change: a new function of
+elements is one entry in `sexpgpu.ir.ops.functions`, any other operation one in `sexpgpu.ir.ops` and one in
+`sexpgpu.lang.builtins`; a new layer is a few lines in `sexpgpu/std/layers.sx`; a new error is a row of
+`sexpgpu.diagnostics.codes.CODES` and a page.
 """

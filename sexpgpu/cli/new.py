@@ -30,9 +30,9 @@ def command(name: str | None, template: str | None, listing: bool) -> None:
     NAME may be a path. A script that makes the example's data is copied beside it.
     """
     if listing:
-        names = template_names()
-        for each in names:
-            click.echo(f"{each:<{max(map(len, names)) + 2}}{_summary(each)}")
+        table = click.HelpFormatter(width=80)
+        table.write_dl([(each, _summary(each)) for each in template_names()])
+        click.echo(table.getvalue(), nl=False)
         return
     if name is None or template is None:
         raise click.UsageError("say NAME and --like TEMPLATE; `sexpgpu new --list` lists the templates")

@@ -101,6 +101,28 @@ def _elementwise_cost(node: Node) -> Cost:
 
 
 @dataclass(frozen=True, slots=True)
+class Manual:
+    """What the manual says of an elementwise operation that files call by a word; see `sexpgpu.lang.manual`.
+
+    summary: a sentence or two. gradient, types, edges: sections; the family has its own text where one is empty.
+    example: lines that run, with what they give behind a semicolon.
+    """
+
+    summary: str
+    gradient: str
+    example: str
+    types: str = ""
+    edges: str = ""
+
+    @property
+    def page(self) -> str:
+        """The page, as a doc string would hold it."""
+        named = {"Gradient": self.gradient, "Types": self.types, "Edges": self.edges}
+        sections = [f"{name}: {text}" for name, text in named.items() if text]
+        return "\n".join([self.summary, "", *sections, "Example:", *(f"    {e}" for e in self.example.splitlines())])
+
+
+@dataclass(frozen=True, slots=True)
 class OpDef:
     """Everything the system knows of one operation.
 
@@ -123,7 +145,7 @@ class OpDef:
     scalar: of a map, one element of the result, as every dialect but this interpreter computes it.
     fault: of a map that reports, when an element is bad.
     word: what a file calls the function of one or two operands; empty: files do not call it by a word of its own.
-    number: the same of numbers that a file computes with.
+    number: the same of numbers that a file computes with. manual: what the manual says of the word.
     """
 
     name: str
@@ -142,6 +164,7 @@ class OpDef:
     fault: str = ""
     word: str = ""
     number: Callable[..., Any] | None = None
+    manual: Manual | None = None
     prepare: Prepare | None = None
     cost: Callable[[Node], Cost] = _elementwise_cost
 

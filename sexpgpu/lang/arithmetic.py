@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.opdef import OPS, OpDef
-from sexpgpu.ir.ops.elementwise import INTEGER_BITS
+from sexpgpu.ir.ops.arithmetic import INTEGER_BITS
 from sexpgpu.ir.types import TypeFault
 from sexpgpu.lang.trace import SCALAR_F64
 from sexpgpu.lang.values import HostScalar, Weighted, kind_of

@@ -19,7 +19,6 @@ from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.phase import PhasePlan, Step, plan_in_two_passes, plan_phase
 
 GIB = 1 << 30
-ADDRESSABLE_BYTES = 1 << 48
 PART_OF_ROLE = {
     "parameter": "parameters",
     "optimizer": "optimizer states",
@@ -130,11 +129,10 @@ class ProgramPlan:
 def plan_memory(program: Program, profile: MemoryProfile) -> ProgramPlan:
     """Plan every phase of `program` for a device.
 
-    Raises: E-MEM-002 if one tensor is larger than the device can hold, E-MEM-001 if no machine could.
+    Raises: E-MEM-002 if one tensor is larger than the device can hold.
     """
     if profile.max_tensor_bytes is not None:
         _check_tensors(program, profile, profile.max_tensor_bytes)
-    _check_addressable(program, profile)
 
     def num_bytes(type: TensorType) -> int:
         return aligned(type.size * profile.item_bytes[type.dtype])
@@ -192,18 +190,6 @@ def _check_tensors(program: Program, profile: MemoryProfile, limit: int) -> None
                         f"[{shape}] {type.dtype}; the run does not fit this GPU"
                     )
                     raise DiagnosticError(Diagnostic("E-MEM-002", message, node.origin.place))
-
-
-def _check_addressable(program: Program, profile: MemoryProfile) -> None:
-    """No machine holds such a tensor, and sums of such sizes leave 64 bits: refused before anything is laid out."""
-    for phase in program.phases:
-        for node in phase.graph.nodes:
-            for type in node.types:
-                num_bytes = type.size * profile.item_bytes[type.dtype]
-                if num_bytes > ADDRESSABLE_BYTES:
-                    message = f"a tensor {type} would take {num_bytes / GIB:,.0f} GiB"
-                    help = ("a size is far too large; look at the constants, and at --set and the variant",)
-                    raise DiagnosticError(Diagnostic("E-MEM-001", message, node.origin.place, help=help))
 
 
 def admit(plan: ProgramPlan, budget_bytes: int) -> ProgramPlan:

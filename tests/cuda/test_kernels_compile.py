@@ -16,16 +16,20 @@ from sexpgpu.backend.kernels.cuda import module_source
 from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.memory import plan_memory
+from sexpgpu.plan.unroll import unroll_program
 from sexpgpu.train.phases import assemble
 from tests.cuda.fake import FakeDriver, toolbox
 from tests.kernels.nvrtc import compile_unit, spills
-from tests.kernels.test_compiled import settings
+from tests.kernels.test_compiled import LOOPS, settings
 
 nvrtc = pytest.importorskip("cuda.bindings.nvrtc", reason="needs nvidia-cuda-nvrtc and cuda-bindings")
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.sx"))
-PLAIN = [pytest.param(path, None, "sm_90a", id=f"{path.stem}-sm_90a") for path in EXAMPLES]
-OLDER = [pytest.param(path, None, "sm_80", id=f"{path.stem}-sm_80", marks=pytest.mark.slow) for path in EXAMPLES]
+VARIANTS = [(path, "smoke" if path.stem in LOOPS else None) for path in EXAMPLES]
+PLAIN = [pytest.param(path, variant, "sm_90a", id=f"{path.stem}-sm_90a") for path, variant in VARIANTS]
+OLDER = [
+    pytest.param(path, variant, "sm_80", id=f"{path.stem}-sm_80", marks=pytest.mark.slow) for path, variant in VARIANTS
+]
 KERNELS_AT_A_TIME = 100
 
 
@@ -33,7 +37,7 @@ def launches(path: Path, variant: str | None, folder: Path) -> list[Launch]:
     """The distinct kernels of an example."""
     experiment = load_experiment(path, variant=variant, settings=settings(path, folder))
     tools = replace(toolbox(FakeDriver()), printers=printers, print_group=print_group, print_rows=print_rows)  # type: ignore[arg-type]
-    plan = plan_memory(assemble(experiment).program, CudaDevice(tools).profile)
+    plan = plan_memory(unroll_program(assemble(experiment).program), CudaDevice(tools).profile)
     found: dict[str, Launch] = {}
     for phase in plan.phases.values():
         lowered = lower(phase, tools)

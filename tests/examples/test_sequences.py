@@ -131,3 +131,10 @@ def test_what_is_asked_was_told(name: str, tmp_path: Path) -> None:
         else:
             pairs = dict(zip(ids[:16:2], ids[1:16:2], strict=True))
             assert len(pairs) == 8 and [pairs[key] - 16 for key in ids[16:]] == list(answer)
+
+
+def test_moe_asks_every_expert(tmp_path: Path) -> None:
+    series = run("moe", tmp_path / "run", "--variant", "smoke")
+    layers = [name for name in series if name.startswith("eval/") and name.endswith("/idlest")]
+    assert len(layers) == 2
+    assert all(series[name][-1][1] > 0.1 for name in layers)

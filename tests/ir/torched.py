@@ -204,7 +204,8 @@ def _plain(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 ELEMENTWISE: dict[str, Callable[..., Tensor]] = {
-    "abs": torch.abs, "add": torch.add, "and": torch.logical_and, "ceil": torch.ceil, "cos": torch.cos,
+    "abs": torch.abs, "add": torch.add, "and": torch.logical_and, "atan": torch.atan, "ceil": torch.ceil,
+    "cos": torch.cos,
     "div": torch.div, "eq": torch.eq, "erf": torch.erf, "exp": torch.exp, "expm1": torch.expm1,
     "floor": torch.floor, "ge": torch.ge, "gt": torch.gt, "is-finite": torch.isfinite, "le": torch.le,
     "log": torch.log, "log1p": torch.log1p, "lt": torch.lt, "maximum": torch.maximum, "minimum": torch.minimum,
@@ -249,4 +250,5 @@ MEANINGS: Mapping[str, Callable[..., Tensor | list[Tensor]]] = {
     "random-uniform": _drawn,
     "random-normal": _drawn,
     "composite": lambda node, *inputs: run_torch(node.bodies[0], inputs),
+    "recompute": lambda node, *inputs: run_torch(node.bodies[0], inputs),
 }

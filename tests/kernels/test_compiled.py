@@ -22,6 +22,7 @@ from sexpgpu.ir.opdef import OPS, Sample
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.memory import MemoryProfile, plan_memory
 from sexpgpu.plan.phase import PhasePlan
+from sexpgpu.plan.unroll import unroll_program
 from sexpgpu.train.phases import assemble
 from tests.kernels.larger import LARGER
 from tests.kernels.nvrtc import compile_unit, spills
@@ -29,6 +30,8 @@ from tests.kernels.test_samples import OPERATIONS, case
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.sx"))
 ARCHS = ("sm_80", "sm_90a")
+LOOPS = ("memory-table", "names-lstm", "reinforce", "ssm")
+"""Examples whose loops are written out trip by trip: compiled in small, where there are fewer trips."""
 KERNELS_AT_A_TIME = 100
 
 try:
@@ -59,7 +62,7 @@ def phases(plan: PhasePlan) -> Iterator[PhasePlan]:
 def kernels(path: Path, variant: str | None, tmp_path: Path) -> list[Launch]:
     """The distinct kernels of an example."""
     experiment = load_experiment(path, variant=variant, settings=settings(path, tmp_path))
-    plan = plan_memory(assemble(experiment).program, MemoryProfile("card"))
+    plan = plan_memory(unroll_program(assemble(experiment).program), MemoryProfile("card"))
     found: dict[str, Launch] = {}
     for outer in plan.phases.values():
         for phase in phases(outer):
@@ -107,6 +110,8 @@ def test_kernels_of_examples_compile_and_do_not_spill(
 ) -> None:
     if variant is not None and f"(defvariant {variant}" not in path.read_text(encoding="utf-8"):
         pytest.skip("it has no such variant")
+    if variant is None and path.stem in LOOPS:
+        pytest.skip("its loops are written out, which in full takes long")
     launches = kernels(path, variant, tmp_path)
     assert launches
     check(launches, arch)

@@ -99,6 +99,7 @@ def judge(slips: list[Mutant], folder: Path) -> None:
         else:
             accepted.append(slip.what)
     elsewhere = [slip.what for slip, found in answered if slip.line not in lines_of(found)]
+    print(f"{len(slips)} mutants: {len(accepted)} accepted, {len(answered)} answered, {len(elsewhere)} elsewhere")
     assert len(elsewhere) <= (1 - MIN_ON_THE_LINE) * len(answered), elsewhere
     assert len(accepted) <= MAX_ACCEPTED * len(slips), accepted
 

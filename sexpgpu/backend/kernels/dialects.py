@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Template
-from sexpgpu.ir.ops.elementwise import LARGER, SMALLER
+from sexpgpu.ir.ops.arithmetic import LARGER, SMALLER
 from sexpgpu.ir.types import ITEM_BYTES
 
 KINDS = {"f32": "float", "f64": "float", "bf16": "float", "i32": "int", "i64": "int", "bool": "bool"}

@@ -1,11 +1,12 @@
 """The only home of operations, a file per family of work."""
 
+from sexpgpu.ir.ops import arithmetic as arithmetic
 from sexpgpu.ir.ops import composite as composite
-from sexpgpu.ir.ops import contract, convolution, elementwise, fill, index, move, random, reduce, select
+from sexpgpu.ir.ops import contract, convolution, fill, functions, index, logic, move, random, reduce, select
 from sexpgpu.ir.ops import recompute as recompute
 from sexpgpu.ir.ops import scan as scan
 
 __all__ = [
-    "composite", "contract", "convolution", "elementwise", "fill", "index", "move", "random", "recompute", "reduce",
-    "scan", "select",
+    "arithmetic", "composite", "contract", "convolution", "fill", "functions", "index", "logic", "move", "random",
+    "recompute", "reduce", "scan", "select",
 ]  # fmt: skip

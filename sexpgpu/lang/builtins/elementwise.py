@@ -18,90 +18,12 @@ from sexpgpu.lang.builtins.registry import builtin
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.values import DType, HostScalar, Weighted, kind_of
 
-FLAT = "zero everywhere: the operation is flat, and no gradient goes through it."
-COMPARED = "the operands agree in dtype: any dtype; the result is bool."
-FLOATS = "f32 and bf16; bf16 is computed in f32 and rounded once."
-WHOLE = "i32 and i64. Floats are refused: `(floor (/ x y))`."
-NEVER = "NaN compares false with everything, itself included."
 
-PAGES: dict[str, tuple[str, str, str, str, str]] = {
-    "+": ("x + y, and further operands from the left.", "dx = g, dy = g, summed over what was stretched.",
-          "", "Integers wrap around.", "(+ x row)  ; is (f32 8 16)\n(+ 1 2 3)  ; => 6"),
-    "*": ("x · y, and further operands from the left.", "dx = g·y, dy = g·x.",
-          "", "Integers wrap around.", "(* x 0.5)  ; is (f32 8 16)\n(* 4 16)  ; => 64"),
-    "minimum": ("The smaller of its operands, elementwise; `min` reduces.", "g goes to the operand that was taken.",
-                "", "Where they tie the first operand gets the gradient. NaN if either is.",
-                "(minimum x 1.0)  ; is (f32 8 16)\n(minimum 3 1 2)  ; => 1"),
-    "maximum": ("The larger of its operands, elementwise; `max` reduces.", "g goes to the operand that was taken.",
-                "", "Where they tie the first operand gets the gradient. NaN if either is.",
-                "(maximum x row)  ; is (f32 8 16)\n(maximum 3 1 2)  ; => 3"),
-    "-": ("−x of one operand; x − y, and further ones from the left, of more.",
-          "dx = g and dy = −g; of one operand dx = −g.", "", "Integers wrap around.",
-          "(- x y)  ; is (f32 8 16)\n(- 5)  ; => -5\n(- 10 1 2)  ; => 7"),
-    "/": ("x / y.", "dx = g / y, dy = −g·x / y². Both are 0 where g is 0, whatever y is.",
-          "f32 and bf16. Two integers of the file divide exactly or not at all (`E-TYPE-008`); integer tensors are "
-          "divided by `quotient`.", "x / 0 is ∞ or NaN at run time, an error (`E-TYPE-008`) between numbers.",
-          "(/ x 2)  ; is (f32 8 16)\n(/ 7.0 2)  ; => 3.5\n(/ 8 2)  ; => 4"),
-    "quotient": ("⌊x / y⌋ of integers.", FLAT, WHOLE,
-                 "A divisor 0 gives 0 and stops the step before anything is committed (`E-RUN-003`).",
-                 "(quotient 7 2)  ; => 3\n(quotient -7 2)  ; => -4\n(quotient ids 2)  ; is (i32 8)"),
-    "rem": ("x − y·⌊x / y⌋ of integers: what `quotient` leaves; its sign is that of y.", FLAT, WHOLE,
-            "A divisor 0 gives 0 and stops the step before anything is committed (`E-RUN-003`).",
-            "(rem -7 2)  ; => 1\n(rem ids 2)  ; is (i32 8)"),
-    "pow": ("x to the power y.", "dx = g·y·x^(y−1), dy = g·log(x)·x^y; dy is 0 where x ≤ 0. Both are 0 where g is 0.",
-            FLOATS + " Numbers may be integers.", "A negative x to a power that is not whole is NaN.",
-            "(pow x 2.0)  ; is (f32 8 16)\n(pow 2 10)  ; => 1024"),
-    "=": ("Whether x equals y.", FLAT, COMPARED, NEVER, "(= ids 3)  ; is (bool 8)\n(= \"a\" \"a\")  ; => true"),
-    "!=": ("Whether x differs from y.", FLAT, COMPARED, "NaN differs from everything, itself included.",
-           "(!= ids 3)  ; is (bool 8)\n(!= 1 2)  ; => true"),
-    "<": ("Whether x is below y.", FLAT, COMPARED, NEVER, "(< x 0)  ; is (bool 8 16)\n(< 1 2)  ; => true"),
-    "<=": ("Whether x is at most y.", FLAT, COMPARED, NEVER, "(<= x row)  ; is (bool 8 16)\n(<= 2 2)  ; => true"),
-    ">": ("Whether x is above y.", FLAT, COMPARED, NEVER, "(> x y)  ; is (bool 8 16)\n(> 3 2)  ; => true"),
-    ">=": ("Whether x is at least y.", FLAT, COMPARED, NEVER, "(>= x 0)  ; is (bool 8 16)\n(>= 2 3)  ; => false"),
-    "abs": ("|x|.", "dx = g·sign(x), so 0 at 0.", "", "|−2³¹| of an i32 wraps to itself.",
-            "(abs x)  ; is (f32 8 16)\n(abs -3)  ; => 3"),
-    "sign": ("−1, 0 or 1.", FLAT, "", "NaN stays NaN.", "(sign x)  ; is (f32 8 16)\n(sign -2.5)  ; => -1.0"),
-    "exp": ("e to the x.", "dx = g·exp(x), 0 where g is 0 even if exp(x) is ∞.", FLOATS, "",
-            "(exp x)  ; is (f32 8 16)\n(exp 0.0)  ; => 1.0"),
-    "expm1": ("e to the x, less 1: exact near 0, where `(- (exp x) 1)` loses its digits.",
-              "dx = g·exp(x), 0 where g is 0.", FLOATS, "", "(expm1 x)  ; is (f32 8 16)\n(expm1 0.0)  ; => 0.0"),
-    "log": ("The natural logarithm.", "dx = g / x, 0 where g is 0 even if x is 0.", FLOATS,
-            "log 0 is −∞, of less than 0 NaN.", "(log (abs x))  ; is (f32 8 16)\n(log 1.0)  ; => 0.0"),
-    "log1p": ("The natural logarithm of 1 + x, exact near 0.", "dx = g / (1 + x), 0 where g is 0.", FLOATS, "",
-              "(log1p (exp x))  ; is (f32 8 16)\n(log1p 0.0)  ; => 0.0"),
-    "sqrt": ("The square root.", "dx = g / (2·√x), 0 where g is 0 even if x is 0.", FLOATS, "Of less than 0 it is NaN.",
-             "(sqrt (abs x))  ; is (f32 8 16)\n(sqrt 9.0)  ; => 3.0\n"
-             "(where (> x 0) (sqrt x) 0)  ; is (f32 8 16)"),
-    "rsqrt": ("1 / √x.", "dx = −g / (2·x·√x), 0 where g is 0.", FLOATS, "Of 0 it is ∞, of less NaN.",
-              "(rsqrt (square x))  ; is (f32 8 16)\n(rsqrt 4.0)  ; => 0.5"),
-    "tanh": ("The hyperbolic tangent.", "dx = g·(1 − tanh²(x)).", FLOATS, "",
-             "(tanh x)  ; is (f32 8 16)\n(tanh 0.0)  ; => 0.0"),
-    "sigmoid": ("1 / (1 + e to the −x), without overflow.", "dx = g·y·(1 − y), where y is the result.", FLOATS, "",
-                "(sigmoid x)  ; is (f32 8 16)\n(sigmoid 0.0)  ; => 0.5"),
-    "erf": ("The error function, 2/√π times the integral of exp(−t²) from 0 to x.", "dx = g·2/√π·exp(−x²).", FLOATS, "",
-            "(erf x)  ; is (f32 8 16)\n(erf 0.0)  ; => 0.0"),
-    "sin": ("The sine of x in radians.", "dx = g·cos(x).", FLOATS, "", "(sin x)  ; is (f32 8 16)\n(sin 0.0)  ; => 0.0"),
-    "cos": ("The cosine of x in radians.", "dx = −g·sin(x).", FLOATS, "",
-            "(cos x)  ; is (f32 8 16)\n(cos 0.0)  ; => 1.0"),
-    "floor": ("The largest whole number that is at most x.", FLAT, FLOATS, "",
-              "(floor x)  ; is (f32 8 16)\n(floor -1.5)  ; => -2.0"),
-    "ceil": ("The smallest whole number that is at least x.", FLAT, FLOATS, "",
-             "(ceil x)  ; is (f32 8 16)\n(ceil -1.5)  ; => -1.0"),
-    "round": ("The nearest whole number.", FLAT, FLOATS, "Halves go to the even neighbour.",
-              "(round x)  ; is (f32 8 16)\n(round 2.5)  ; => 2.0"),
-    "is-finite": ("Whether x is neither infinite nor NaN.", FLAT, "f32 and bf16; the result is bool.", "",
-                  "(is-finite x)  ; is (bool 8 16)\n(is-finite inf)  ; => false"),
-    "not": ("The opposite of a boolean.", FLAT, "bool alone.", "",
-            "(not mask)  ; is (bool 8 16)\n(not true)  ; => false"),
-}  # fmt: skip
-"""What the manual says of the operations that a table makes: summary, gradient, types, ties and NaN, examples."""
-
-
-def _page(op: str) -> str:
-    summary, gradient, types, ties, examples = PAGES[op]
-    named = {"Gradient": gradient, "Types": types, "Edges": ties}
-    sections = [f"{name}: {text}" for name, text in named.items() if text]
-    return "\n".join([summary, "", *sections, "Example:", *(f"    {line}" for line in examples.splitlines())])
+def _page(word: str) -> str:
+    """What the manual says of a word, from the definition of its operation."""
+    manual = (BINARY.get(word) or UNARY[word]).manual
+    assert manual is not None, word
+    return manual.page
 
 
 def _chain(op: str) -> None:
