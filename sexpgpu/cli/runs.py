@@ -38,7 +38,7 @@ def command(root: Path) -> None:
             (
                 folder.path.name,
                 str(state_of(folder, status)),
-                f"{status.get('step', 0)}/{steps}",
+                f"{status.get('step') or 0}/{steps}",
                 "" if loss is None else short(float(loss)),
                 shown,
                 age(moved_s(folder)),

@@ -85,7 +85,7 @@ def facts(view: View) -> list[str]:
     from sexpgpu.look.series import duration, short
 
     status = view.status
-    found = [f"step {status.get('step', 0)}/{status.get('steps') or '?'}"]
+    found = [f"step {status.get('step') or 0}/{status.get('steps') or '?'}"]
     if isinstance(status.get("loss"), int | float):
         found.append(f"loss {short(float(status['loss']))}")
     if status.get("step_ms"):

@@ -99,6 +99,10 @@ def _overrides(a: dict[str, str], b: dict[str, str]) -> Iterator[str]:
 def _texts(first: RunRecord, second: RunRecord) -> Iterator[str]:
     ours, theirs = first.folder.text, second.folder.text
     yield from difflib.unified_diff(_lines(ours), _lines(theirs), str(ours), str(theirs), lineterm="", n=1)
+    a, b = (dict(run.facts.get("included") or {}) for run in (first, second))
+    for name in dict.fromkeys([*a, *b]):
+        old, new = (str(texts.get(name, "")).splitlines() for texts in (a, b))
+        yield from difflib.unified_diff(old, new, name, name, lineterm="", n=1)
 
 
 def _lines(path: Path) -> list[str]:

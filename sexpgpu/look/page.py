@@ -394,6 +394,8 @@ def _configuration(run: RunRecord) -> str:
         with files.explaining("read", run.folder.text):
             written = run.folder.text.read_text("utf-8", errors="replace")
         text = f"<details open><summary>The file as it was run</summary><pre>{_e(written)}</pre></details>"
+    for name, included in facts.get("included", {}).items():
+        text += f"<details><summary>Included: {_e(name)}</summary><pre>{_e(str(included))}</pre></details>"
     return f'<h2>Configuration</h2><div class="wide"><table>{shown}</table></div>{text}'
 
 

@@ -22,6 +22,7 @@ def experiment_facts(experiment: Experiment, last_step: int) -> dict[str, Any]:
     run = experiment.run
     return {
         "file": experiment.path,
+        "included": dict(experiment.included),
         "overrides": dict(experiment.overrides),
         "run": run.name,
         "losses": {update.name: update.objective.name for update in run.updates},

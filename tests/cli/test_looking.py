@@ -160,6 +160,16 @@ def test_files_are_compared_line_by_line(folder: Path) -> None:
     assert found[-1] == "the runs are equal", "nothing of this experiment is drawn but a sample"
 
 
+def test_included_files_are_kept_and_compared(folder: Path) -> None:
+    (folder / "a.sx").write_text('(include "part.sx")' + TEXT.replace("(f32 3) 1.0", "(f32 3) first"))
+    for first in ("2.0", "3.0"):
+        (folder / "part.sx").write_text(f"(def first {first})\n")
+        assert invoke("run", "a.sx", "--quiet").exit_code == 0
+    found = lines("diff", "a-4", "a-5", status=1)
+    assert "  -(def first 2.0)" in found and "  +(def first 3.0)" in found
+    assert "(def first 2.0)" in report_of(folder, "a-4")
+
+
 # --- watch --------------------------------------------------------------------------------------------------
 
 

@@ -72,7 +72,8 @@ def run(tmp_path: Path) -> RunFolder:
     draw = np.random.default_rng(0)
     with MetricsWriter(folder.metrics, None) as writer:
         for step in range(1, 201):
-            points = {"train/loss": 5 / step + step % 2, "train/gradient-norm": float(draw.random()), "runtime/step_ms": 10.0}
+            points = {"train/loss": 5 / step + step % 2, "train/gradient-norm": float(draw.random())}
+            points |= {"runtime/step_ms": 10.0}
             points |= {"runtime/peak_bytes": 2 << 20, "runtime/held_bytes": 2 << 20, "train/entropy": 0.5}
             if step % 50 == 0:
                 points |= {f"train/ratio/layer.{i}": i + 1 / step for i in range(12)}
