@@ -61,7 +61,7 @@ def command(
     from sexpgpu.train.loop import Training
     from sexpgpu.train.phases import assemble
     from sexpgpu.train.progress import Progress
-    from sexpgpu.train.status import mark_failed
+    from sexpgpu.train.status import mark_ended
 
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     experiment = load(file, variant, settings, run_name)
@@ -129,9 +129,10 @@ def command(
             tensors.clear()
             try:
                 reached = training.run()
-            except DiagnosticError as error:
+            except (DiagnosticError, KeyboardInterrupt) as error:
                 with contextlib.suppress(DiagnosticError):  # what stopped the run is the one to tell
-                    mark_failed(folder.status, error.diagnostics[0].code)
+                    code = error.diagnostics[0].code if isinstance(error, DiagnosticError) else None
+                    mark_ended(folder.status, "failed" if code else "interrupted", code)
                 raise
         if not quiet:
             console.print(training.memory)

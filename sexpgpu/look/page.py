@@ -76,7 +76,8 @@ def headline(run: RunRecord) -> str:
     loss = main_loss(run)
     if loss is not None and len(loss.steps) > 1:
         first, last = float(loss.values[0]), settled(loss)
-        sentences.append(f"The training loss went from {short(first)} to {short(last)}.")
+        whose = f" of {_train(loss.name)}" if _train(loss.name) != "train" else ""
+        sentences.append(f"The training loss{whose} went from {short(first)} to {short(last)}.")
     found = best_evaluation(run.stream.series, run.losses)
     if found is not None:
         name, (word, at, value) = found
