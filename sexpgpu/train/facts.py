@@ -11,10 +11,12 @@ import datetime
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sexpgpu.lang.experiment import Experiment
 from sexpgpu.train import files
+
+if TYPE_CHECKING:  # who looks at runs needs no language
+    from sexpgpu.lang.experiment import Experiment
 
 
 def experiment_facts(experiment: Experiment, last_step: int) -> dict[str, Any]:
