@@ -77,7 +77,8 @@ Streams, mixtures and zips, in `sexpgpu.data.mixture`, answer the same one.
 
 **12. What stays.** `sexpgpu.train.metrics.MetricsWriter` appends numbers, `sexpgpu.train.status.StatusFile`
 says where the run stands, `sexpgpu.train.checkpoint.save` writes a step whole or not at all,
-`sexpgpu.train.identity.experiment_digest` decides what is the same experiment.
+`sexpgpu.train.identity.experiment_digest` decides what is the same experiment. `sexpgpu.look.record.read_run` reads
+it all back, and `sexpgpu.look.page.report` makes a page of it.
 
 **13. The command line.** `sexpgpu.cli.main.main` imports one module for each command, and only that one:
 `sexpgpu.cli.check` loads no device, `sexpgpu.cli.run` puts everything above together in one page.

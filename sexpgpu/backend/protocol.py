@@ -73,6 +73,14 @@ class Session(Protocol):
         """The most that was held so far, as measured."""
         ...
 
+    def held_bytes(self) -> int:
+        """What was held after the last call, as measured."""
+        ...
+
+    def unplanned_bytes(self) -> int:
+        """How much of what is measured may belong to no plan: a smaller difference from the plan means nothing."""
+        ...
+
     def close(self) -> None:
         """Give everything back."""
         ...

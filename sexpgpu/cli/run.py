@@ -5,13 +5,23 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import click
 
-from sexpgpu.cli.common import INTERRUPTED, device_option, experiment_options, gib, load, open_program, reporting, warn
+from sexpgpu.cli.common import (
+    INTERRUPTED,
+    device_option,
+    experiment_options,
+    gib,
+    load,
+    open_program,
+    reporting,
+    warn,
+)
 
 
 @click.command("run")
@@ -40,17 +50,18 @@ def command(
     """Train: run the experiment of FILE."""
     from rich.console import Console
 
+    from sexpgpu import __version__
     from sexpgpu.diagnostics import Diagnostic, DiagnosticError
     from sexpgpu.settings import from_environment
     from sexpgpu.train.checkpoint import same_experiment, supersede
+    from sexpgpu.train.facts import experiment_facts, write_facts
     from sexpgpu.train.files import write_atomic
-    from sexpgpu.train.folder import new_folder, resumed
+    from sexpgpu.train.folder import held, new_folder, resumed
     from sexpgpu.train.identity import experiment_digest
     from sexpgpu.train.loop import Training
-    from sexpgpu.train.metrics import MetricsWriter
     from sexpgpu.train.phases import assemble
     from sexpgpu.train.progress import Progress
-    from sexpgpu.train.status import mark_failed
+    from sexpgpu.train.status import mark_ended
 
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     experiment = load(file, variant, settings, run_name)
@@ -71,7 +82,6 @@ def command(
         folder, saved, skipped = resumed(resume, file.stem, out, Path("runs"))
         same_experiment(saved.meta, digest, experiment.text, dict(experiment.overrides))
         tensors, start_step = saved.tensors, saved.step
-        supersede(folder.checkpoints, start_step)
         for note in skipped:
             click.echo(f"sexpgpu run: {note}", err=True)
     else:
@@ -91,8 +101,21 @@ def command(
         if not quiet:
             console.print(f"nothing to do: the checkpoint is of step {start_step}")
         return
-    session = open_session()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(held(folder))
+        if resume is not None:
+            supersede(folder.checkpoints, start_step)
+        facts = experiment_facts(experiment, last_step) | {
+            "device": chosen.name,
+            "machine": chosen.describe(),
+            "version": __version__,
+            "stacking": assembly.stacking,
+            "planned_bytes": plan.peak_bytes,
+            "parts": plan.parts(),
+        }
+        write_facts(folder.facts, facts, time.time(), start_step)
+        session = open_session()
+        stack.callback(session.close)
         with _interrupts() as stopped, Progress(console, last_step, start_step, quiet) as progress:
             training = Training(
                 experiment,
@@ -100,6 +123,7 @@ def command(
                 session,
                 folder,
                 progress,
+                plan=plan,
                 digest=digest,
                 start_step=start_step,
                 last_step=last_step,
@@ -109,27 +133,17 @@ def command(
             tensors.clear()
             try:
                 reached = training.run()
-            except DiagnosticError as error:
+            except (DiagnosticError, KeyboardInterrupt) as error:
                 with contextlib.suppress(DiagnosticError):  # what stopped the run is the one to tell
-                    mark_failed(folder.status, error.diagnostics[0].code)
+                    code = error.diagnostics[0].code if isinstance(error, DiagnosticError) else None
+                    mark_ended(folder.status, "failed" if code else "interrupted", code)
                 raise
-        peak, planned = session.peak_bytes(), plan.peak_bytes
-        with contextlib.ExitStack() as stack:
-            metrics = stack.enter_context(MetricsWriter(folder.metrics, reached))
-            text = f"memory: peak {gib(peak)} of {gib(planned)} planned ({(peak / planned - 1) * 100:+.1f}%)"
-            metrics.annotate(reached, "memory", text, peak_bytes=peak, planned_bytes=planned, **_parts(plan.parts()))
         if not quiet:
-            console.print(text)
-    finally:
-        session.close()
+            console.print(training.memory)
     if reached < last_step:
         if not quiet:
             console.print(f"interrupted after step {reached}, saved; continue with --resume latest")
         sys.exit(INTERRUPTED)
-
-
-def _parts(parts: dict[str, int]) -> dict[str, int]:
-    return {f"{name} bytes".replace("'", "").replace(" ", "_"): value for name, value in parts.items()}
 
 
 @contextlib.contextmanager

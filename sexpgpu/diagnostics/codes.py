@@ -333,6 +333,12 @@ _RUNNING = (
         "the command line asks for a run, evaluation or generator that the file does not declare",
         "use one of the names that the message lists",
     ),
+    (
+        "E-RUN-006",
+        "no run in the folder",
+        "a command that looks at runs was given a path, or a name under `runs`, where no run has been",
+        "give the run's folder; `sexpgpu runs` lists those under `runs`",
+    ),
 )
 
 _CHECKPOINTS = (
@@ -369,6 +375,12 @@ _FILES_AND_DEVICES = (
         "the folder holds a run",
         "`--out` names a folder in which a run has been already",
         "continue that run with `--resume latest`, or name another folder",
+    ),
+    (
+        "E-IO-003",
+        "the run is under way",
+        "a process is training in the folder already, and two would write over each other",
+        "follow it with `sexpgpu watch`, or end it before its run is resumed",
     ),
     (
         "E-DEV-001",

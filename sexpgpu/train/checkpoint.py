@@ -299,6 +299,35 @@ def find_latest(folder: str | os.PathLike[str]) -> tuple[Path | None, list[tuple
     return None, skipped
 
 
+def damage(path: Path, verify: bool) -> str | None:
+    """What is wrong with a checkpoint; None for one that is whole.
+
+    verify: compare the digest and the tensors too, which reads the whole state; else only files and sizes.
+    Raises: E-IO-001
+    """
+    try:
+        with files.explaining("read", path):
+            if verify:
+                _verified_record(path)
+            else:
+                _sized_record(path)
+    except _Damage as found:
+        return str(found)
+    return None
+
+
+def state_digest(path: Path) -> str:
+    """The sha256 of a checkpoint's state, as its record has it.
+
+    Raises: E-CKPT-002, E-IO-001
+    """
+    with files.explaining("read", path):
+        try:
+            return str(_read_record(path)["state"]["sha256"])
+        except _Damage as found:
+            raise _damaged(path, found) from found
+
+
 DIGEST_SHOWN = 16
 """Characters of a digest that a message shows."""
 
@@ -363,14 +392,7 @@ def _damaged(path: Path, damage: _Damage) -> DiagnosticError:
 
 def _verified_record(path: Path) -> dict[str, Any]:
     """The record of a checkpoint whose state has the size, digest and tensors that the record says."""
-    record = _read_record(path)
-    state = path / STATE_FILE
-    if not state.is_file():
-        raise _Damage(f"`{STATE_FILE}` is missing")
-    num_bytes = state.stat().st_size
-    expected = record["state"]["bytes"]
-    if num_bytes != expected:
-        raise _Damage(f"`{STATE_FILE}` has {num_bytes} bytes where {expected} were written")
+    record, state = _sized_record(path), path / STATE_FILE
     if _sha256(state) != record["state"]["sha256"]:
         raise _Damage(f"the content of `{STATE_FILE}` is not what was written (its sha256 differs)")
     with _judging_tensors(), safe_open(state, framework="np", backend="pread") as opened:
@@ -378,6 +400,17 @@ def _verified_record(path: Path) -> dict[str, Any]:
     only_one = stored ^ record["roles"].keys()
     if only_one:
         raise _Damage(f"tensor `{min(only_one)}` is in only one of `{STATE_FILE}` and `{RECORD_FILE}`")
+    return record
+
+
+def _sized_record(path: Path) -> dict[str, Any]:
+    """The record of a checkpoint whose state has the size that the record says."""
+    record, state = _read_record(path), path / STATE_FILE
+    if not state.is_file():
+        raise _Damage(f"`{STATE_FILE}` is missing")
+    num_bytes, expected = state.stat().st_size, record["state"]["bytes"]
+    if num_bytes != expected:
+        raise _Damage(f"`{STATE_FILE}` has {num_bytes} bytes where {expected} were written")
     return record
 
 
@@ -460,10 +493,10 @@ def _step_of(path: Path) -> int:
 
 def _looks_whole(path: Path) -> bool:
     try:
-        expected = _read_record(path)["state"]["bytes"]
-        return (path / STATE_FILE).stat().st_size == int(expected)
+        _sized_record(path)
     except (_Damage, OSError):
         return False
+    return True
 
 
 def _sha256(path: Path) -> str:

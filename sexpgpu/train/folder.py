@@ -1,17 +1,26 @@
 """The run folder: where a run's checkpoints, metrics, samples and status live, and which one a resume continues.
 
 runs/FILE/               or FILE-2, FILE-3, …: the folder of one run
-  checkpoints/  samples/  metrics.jsonl  status.json  experiment.sx
+  checkpoints/  samples/  metrics.jsonl  status.json  run.json  experiment.sx
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.train.checkpoint import Checkpoint, clean, find_latest, load
 from sexpgpu.train.files import explaining
+
+_ASKING_S = 0.1
+"""Longer than `is_held` keeps the lock for its question."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +50,70 @@ class RunFolder:
         return self.path / "status.json"
 
     @property
+    def facts(self) -> Path:
+        """What was known before the first step."""
+        return self.path / "run.json"
+
+    @property
+    def text(self) -> Path:
+        """The experiment's text."""
+        return self.path / "experiment.sx"
+
+    @property
+    def lock(self) -> Path:
+        """An empty file that the process that trains here keeps locked."""
+        return self.path / ".lock"
+
+    @property
     def exists(self) -> bool:
         """Whether a run was here before."""
         return self.metrics.exists() or self.checkpoints.exists()
+
+
+@contextlib.contextmanager
+def held(folder: RunFolder) -> Iterator[None]:
+    """Keep a run's folder to this process; the system lets go of it with the process, however that ends.
+
+    Raises E-IO-003 where another process trains in it.
+    """
+    with explaining("open", folder.lock):
+        # To be written: some network file systems lock nothing else.
+        descriptor = os.open(folder.lock, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if not _locked(descriptor, fcntl.LOCK_EX):
+            time.sleep(_ASKING_S)
+        if not _locked(descriptor, fcntl.LOCK_EX):
+            raise DiagnosticError(
+                Diagnostic(
+                    "E-IO-003",
+                    f"another process is training in {folder.path}",
+                    help=(f"`sexpgpu watch {folder.path}` follows it; end that process before resuming its run",),
+                )
+            )
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_held(folder: RunFolder) -> bool:
+    """Whether a process is training in a run's folder now."""
+    try:
+        descriptor = os.open(folder.lock, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return not _locked(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    """Take a lock, without waiting; a file system that has none never refuses one."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
 
 
 def new_folder(stem: str, out: Path | None, root: Path) -> RunFolder:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,8 +16,10 @@ import numpy as np
 
 from sexpgpu.backend.protocol import Call, Outputs, Session
 from sexpgpu.data import Prefetcher
+from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import Experiment, Update
+from sexpgpu.plan.memory import ProgramPlan, shown_size
 from sexpgpu.train import checkpoint as checkpoints
 from sexpgpu.train.blame import first_non_finite
 from sexpgpu.train.evaluation import run_evaluation
@@ -34,6 +36,14 @@ from sexpgpu.train.phases import Assembly
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.schedule import HostSchedule
 from sexpgpu.train.status import StatusFile
+
+
+def memory_line(peak_bytes: int, planned_bytes: int, unplanned_bytes: int) -> str:
+    """The peak against the plan: in percent, or where they lie closer than what is in no plan, that they do."""
+    line = f"memory: peak {shown_size(peak_bytes)} of {shown_size(planned_bytes)} planned"
+    if abs(peak_bytes - planned_bytes) < unplanned_bytes:
+        return f"{line} (differences below {shown_size(unplanned_bytes)} are the interpreter's own)"
+    return f"{line} ({(peak_bytes / planned_bytes - 1) * 100:+.1f}%)"
 
 
 def due(step: int, every: int, last_step: int) -> bool:
@@ -221,6 +231,7 @@ class Training:
         folder: RunFolder,
         progress: Progress,
         *,
+        plan: ProgramPlan,
         digest: str,
         start_step: int,
         last_step: int,
@@ -231,12 +242,14 @@ class Training:
         self.session = session
         self.folder = folder
         self.progress = progress
+        self.plan = plan
         self.digest = digest
         self.start_step = start_step
         self.last_step = last_step
         self.stop = stop
         self.stepper = Stepper(experiment, assembly, session, last_step)
         self.saved_step = start_step
+        self.memory = ""
 
     def restore(self, tensors: Mapping[str, Array]) -> None:
         """Put a checkpoint's tensors into the slots."""
@@ -246,6 +259,7 @@ class Training:
     def run(self) -> int:
         """Steps from after `start_step` to `last_step`, or until `stop` says so; gives the last step made.
 
+        Afterwards `memory` compares what was held with the plan.
         Raises DiagnosticError where a step fails; what was saved before stays.
         """
         with ExitStack() as stack:
@@ -253,15 +267,31 @@ class Training:
             self.metrics = stack.enter_context(MetricsWriter(self.folder.metrics, resume))
             self.status = StatusFile(self.folder.status, time.time)
             stack.callback(self.stepper.close)
-            if self.start_step == 0:
-                self.stepper.initialise()
             step = self.start_step
-            for step in self._steps():
-                self._events(step)
-            if self.saved_step != step:
-                self._save(step)
+            try:
+                if self.start_step == 0:
+                    self.stepper.initialise()
+                for step in self._steps():
+                    self._events(step)
+                if self.saved_step != step:
+                    self._save(step)
+            except DiagnosticError as error:
+                first = error.diagnostics[0]
+                with suppress(DiagnosticError):  # what stopped the run is the one to tell
+                    self.metrics.annotate(step + 1, "failed", first.message, code=first.code, help=list(first.help))
+                    self.status.update(step=step, force=True)
+                raise
+            self._compare_memory(step)
             self.status.update(phase="done" if step >= self.last_step else "interrupted", step=step, force=True)
             return step
+
+    def _compare_memory(self, step: int) -> None:
+        peak = self.session.peak_bytes()
+        self.memory = memory_line(peak, self.plan.peak_bytes, self.session.unplanned_bytes())
+        parts = {f"{n} bytes".replace("'", "").replace(" ", "_"): size for n, size in self.plan.parts().items()}
+        self.metrics.annotate(
+            step, "memory", self.memory, peak_bytes=peak, planned_bytes=self.plan.peak_bytes, **parts
+        )
 
     def _steps(self) -> Iterator[int]:
         tokens = self._tokens_per_step()
@@ -313,6 +343,8 @@ class Training:
         points["runtime/step_ms"] = elapsed_ms
         if tokens:
             points["runtime/tokens_per_s"] = tokens / elapsed_ms * 1e3
+        points["runtime/peak_bytes"] = self.session.peak_bytes()
+        points["runtime/held_bytes"] = self.session.held_bytes()
         self.metrics.points(step, points)
 
     def _events(self, step: int) -> None:

@@ -28,6 +28,7 @@ Value: TypeAlias = Number | list[Number]
 
 _FLUSH_INTERVAL_S = 1.0
 _MAX_BUFFER_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 22
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -153,7 +154,7 @@ def read_metrics(path: str | os.PathLike[str]) -> dict[str, list[tuple[int, Valu
     Raises: E-IO-001
     """
     series: dict[str, dict[int, Value]] = {}
-    for record in _read_records(Path(path)):
+    for record in read_records(Path(path)):
         if isinstance(record.get("series"), str) and "value" in record:
             series.setdefault(record["series"], {})[record["step"]] = _from_json(record["value"])
     return {name: sorted(points.items()) for name, points in series.items()}
@@ -164,7 +165,7 @@ def read_annotations(path: str | os.PathLike[str]) -> list[dict[str, Any]]:
 
     Raises: E-IO-001
     """
-    return [record for record in _read_records(Path(path)) if "annotation" in record]
+    return [record for record in read_records(Path(path)) if "annotation" in record]
 
 
 def plain_number(value: Any) -> Any:
@@ -210,12 +211,37 @@ def _drop_after(path: Path, step: int) -> None:
         os.fsync(new.fileno())
 
 
-def _read_records(path: Path) -> Iterator[dict[str, Any]]:
+def records(data: bytes) -> list[dict[str, Any]]:
+    """The objects of all complete lines of a part of a stream that begins with a line; torn lines are left out."""
+    lines = data.splitlines(keepends=True)
+    whole = lines if data.endswith(b"\n") else lines[:-1]
+    try:
+        # One text for the parser is several times faster than a text a line.
+        found = json.loads(b"[" + b",".join(whole) + b"]")
+        if len(found) == len(whole) and all(map(_is_record, found)):
+            return list(found)
+    except (ValueError, RecursionError):
+        pass
+    return [record for record in map(_record, whole) if record is not None]
+
+
+def read_records(path: Path, only: bytes = b"") -> Iterator[dict[str, Any]]:
+    """Every point and annotation of a stream as its object; only: of the lines that contain these bytes.
+
+    Raises: E-IO-001
+    """
     with files.explaining("read", path), open(path, "rb") as stream:
-        for line in stream:
-            record = _record(line)
-            if record is not None:
-                yield record
+        rest = b""
+        while block := stream.read(_BLOCK_BYTES):
+            complete, newline, rest_of_block = block.rpartition(b"\n")
+            if not newline:
+                rest += block
+                continue
+            lines = rest + complete + newline
+            if only:
+                lines = b"".join([line for line in lines.splitlines(keepends=True) if only in line])
+            yield from records(lines)
+            rest = rest_of_block
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
@@ -226,4 +252,8 @@ def _record(line: bytes) -> dict[str, Any] | None:
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return record if isinstance(record, dict) and type(record.get("step")) is int else None
+    return record if _is_record(record) else None
+
+
+def _is_record(record: object) -> bool:
+    return isinstance(record, dict) and type(record.get("step")) is int

@@ -70,13 +70,13 @@ class StatusFile:
         self._written_s = now_s
 
 
-def mark_failed(path: str | os.PathLike[str], code: str) -> None:
-    """Set `phase` to failed and `error_code` in the status file of a run that stopped; the rest stays as it was.
+def mark_ended(path: str | os.PathLike[str], phase: str, code: str | None = None) -> None:
+    """Set `phase` and `error_code` in the status file of a run that stopped; the rest stays as it was.
 
     Raises: E-IO-001
     """
     file = Path(path)
     if not file.exists():
         return
-    record = json.loads(file.read_text("utf-8")) | {"phase": "failed", "error_code": code}
-    files.replace_atomic(file, json.dumps(record).encode())
+    record = json.loads(file.read_text("utf-8")) | {"phase": phase, "error_code": code}
+    files.replace_atomic(file, (json.dumps(record, indent=1) + "\n").encode())

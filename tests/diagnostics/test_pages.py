@@ -25,6 +25,7 @@ from sexpgpu.backend.cuda import device as cuda_device
 from sexpgpu.cli.main import main
 from sexpgpu.diagnostics import CODES
 from sexpgpu.diagnostics.pages import COLUMNS, page
+from sexpgpu.train import folder
 from tests.cuda.fake import FakeDriver, toolbox
 
 PAGES = Path(registry.__file__).parents[1] / "diagnostics" / "pages"
@@ -70,10 +71,15 @@ def an_installation_without_pygls(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "pygls", None)
 
 
+def a_process_that_goes_on(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(folder, "_locked", lambda *_: not Path("runs/file/checkpoints").exists())
+
+
 STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-DEV-001": a_machine_without_a_card,
     "E-DEV-002": a_machine_without_a_card,
     "E-DEV-004": a_card,
+    "E-IO-003": a_process_that_goes_on,
     "E-LSP-001": an_installation_without_pygls,
     "E-MEM-001": a_machine_of_two_cores,
     "E-MEM-003": a_card_that_is_full,

@@ -18,7 +18,7 @@ from sexpgpu.train.checkpoint import find_latest, load
 from sexpgpu.train.evaluation import run_evaluation
 from sexpgpu.train.folder import RunFolder
 from sexpgpu.train.identity import experiment_digest
-from sexpgpu.train.loop import Training
+from sexpgpu.train.loop import Training, memory_line
 from sexpgpu.train.metrics import read_annotations, read_metrics
 from sexpgpu.train.phases import assemble
 from sexpgpu.train.progress import Progress
@@ -34,7 +34,8 @@ def train(folder: Path, text: str, arrays: dict, last_step: int | None = None) -
     experiment = load_experiment(write_experiment(folder, text, **arrays))
     assembly = assemble(experiment)
     device = CpuDevice(threads=1)
-    session = device.open(device.plan(assembly.program, Budget()))
+    plan = device.plan(assembly.program, Budget())
+    session = device.open(plan)
     run = RunFolder(folder / "run")
     run.path.mkdir()
     steps = min(last_step or experiment.run.steps, experiment.run.steps)
@@ -45,6 +46,7 @@ def train(folder: Path, text: str, arrays: dict, last_step: int | None = None) -
             session,
             run,
             Progress(Console(), steps, 0, quiet=True),
+            plan=plan,
             digest=experiment_digest(experiment, assembly.program),
             start_step=0,
             last_step=steps,
@@ -53,6 +55,21 @@ def train(folder: Path, text: str, arrays: dict, last_step: int | None = None) -
     finally:
         session.close()
     return run
+
+
+# --- memory against the plan --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "peak, planned, unplanned, told",
+    [
+        (3 << 20, 1 << 20, 2 << 21, "3.0 MiB of 1.0 MiB planned (differences below 4.0 MiB are the interpreter's own)"),
+        (28 << 30, 27 << 30, 64 << 20, "28.0 GiB of 27.0 GiB planned (+3.7%)"),
+        (26 << 30, 27 << 30, 0, "26.0 GiB of 27.0 GiB planned (-3.7%)"),
+    ],
+)
+def test_a_difference_that_means_nothing_is_no_percentage(peak: int, planned: int, unplanned: int, told: str) -> None:
+    assert memory_line(peak, planned, unplanned) == f"memory: peak {told}"
 
 
 # --- which rows, which step ---------------------------------------------------------------------------------
@@ -479,7 +496,11 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     series = read_metrics(run.metrics)
     assert [s for s, _ in series["train/loss"]] == list(range(1, 21))
     assert [s for s, _ in series["eval/look/see"]] == [1, 4, 8, 12, 16, 20]
-    assert series.keys() == {"train/loss", "train/size", "runtime/step_ms", "eval/look/see", "eval/look/size"}
+    runtime = {"runtime/step_ms", "runtime/peak_bytes", "runtime/held_bytes"}
+    assert series.keys() == {"train/loss", "train/size", "eval/look/see", "eval/look/size", *runtime}
+    peaks = [value for _, value in series["runtime/peak_bytes"]]
+    assert peaks == sorted(peaks), "a high-water mark never falls"
+    assert all(held <= peak for (_, held), peak in zip(series["runtime/held_bytes"], peaks, strict=True))
     assert series["train/loss"][-1][1] < series["train/loss"][0][1] / 2
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step-00000015", "step-00000020"]
     status = json.loads(run.status.read_text())

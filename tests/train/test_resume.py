@@ -192,6 +192,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode == 130 and "Traceback" not in errors and "interrupted" in errors
+    assert json.loads((run / "status.json").read_text())["phase"] == "interrupted"
 
 
 # --- cut and continued in this process ----------------------------------------------------------------------

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sexpgpu.diagnostics import DiagnosticError
-from sexpgpu.train.status import FIELDS, StatusFile
+from sexpgpu.train.status import FIELDS, StatusFile, mark_ended
 
 
 class Clock:
@@ -77,3 +77,13 @@ def test_a_full_disk_is_explained_and_keeps_the_last_status(
         with pytest.raises(DiagnosticError, match="no space is left"):
             status.update(force=True, step=2)
     assert read(path)["step"] == 1 and list(tmp_path.iterdir()) == [path]
+
+
+def test_an_end_leaves_the_other_fields(tmp_path: Path) -> None:
+    path = tmp_path / "status.json"
+    mark_ended(path, "failed", "E-RUN-001")
+    assert not path.exists(), "a run that never began has no status"
+    StatusFile(path, lambda: 0.0).update(phase="training", step=3)
+    mark_ended(path, "failed", "E-RUN-001")
+    found = json.loads(path.read_text())
+    assert (found["phase"], found["error_code"], found["step"]) == ("failed", "E-RUN-001", 3)

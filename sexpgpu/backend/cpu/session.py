@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sexpgpu.backend.cpu.machine import ResidentGrowth
+from sexpgpu.backend.cpu.machine import UNPLANNED_BYTES, ResidentGrowth
 from sexpgpu.backend.cpu.memory import LOOPS, Memory, constant_bytes
 from sexpgpu.backend.cpu.steps import prepare
 from sexpgpu.backend.cpu.workers import SingleThreadedBlas, Workers
@@ -176,6 +176,14 @@ class CpuSession:
         NumPy's BLAS keeps some tens of MiB for itself, which are in no plan.
         """
         return self._growth.most_bytes()
+
+    def held_bytes(self) -> int:
+        """The growth at the end of the last call."""
+        return self._growth.last_bytes
+
+    def unplanned_bytes(self) -> int:
+        """What the interpreter takes for itself while a run goes on: see `UNPLANNED_BYTES`."""
+        return UNPLANNED_BYTES
 
     def close(self) -> None:
         """Let go of all memory and end the threads."""

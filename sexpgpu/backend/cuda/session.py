@@ -348,6 +348,14 @@ class CudaSession:
         """What this session allocated on the card: all of it at once, when it was opened."""
         return self._regions.num_bytes
 
+    def held_bytes(self) -> int:
+        """The same: nothing is allocated later, and nothing is given back before the end."""
+        return self._regions.num_bytes
+
+    def unplanned_bytes(self) -> int:
+        """0: what is measured is our own allocation."""
+        return 0
+
     def device_bytes(self) -> int:
         """By how much the card's free memory has shrunk since before the plan was opened: libraries and others too."""
         return self._free_before - self._driver.memory()[0]

@@ -1,0 +1,1 @@
+"""Looking at runs: what their folders hold, as a page, as tables, and compared with each other."""
