@@ -41,7 +41,7 @@ class Skip(Exception):
 @dataclass(frozen=True)
 class Case:
     """expected: the peer's values, in order; a None is not compared. gradients: the peer's, by input; cotangents: by
-    number of output. single: bounds of values in f32, relative and absolute; double: the same in double."""
+    number of output. single: bounds of values in f32, relative and absolute; double: the same in double. owned: inputs that layers make."""
 
     group: str
     name: str
@@ -52,6 +52,7 @@ class Case:
     cotangents: Mapping[int, np.ndarray] = field(default_factory=dict)
     single: tuple[float, float] = (2e-5, 2e-5)
     double: tuple[float, float] = (1e-6, 1e-6)
+    owned: tuple[str, ...] = ()
 
 
 class _InMemory(Files):
@@ -114,6 +115,42 @@ class Writer:
     @property
     def arrays(self) -> dict[str, np.ndarray]:
         return {**self.inputs, **self.owned}
+
+
+NARROWED = {"uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64", "uint64": "int64",
+            "float64": "float32", "float16": "float32"}  # fmt: skip
+"""Dtypes that we lack, and what holds their values here."""
+
+
+class ArrayWriter(Writer):
+    """Names for NumPy arrays; what is no array is written as it is."""
+
+    def __call__(self, value: Any) -> str:
+        """An array's name, a number, a vector of either."""
+        if isinstance(value, np.ndarray | np.generic):
+            if id(value) not in self._names:
+                self._kept.append(np.asarray(value))
+            array = np.asarray(value)
+            return self.name(np.array(array.astype(NARROWED.get(array.dtype.name, array.dtype))), id(value))
+        if isinstance(value, list | tuple):
+            return vector([self(v) for v in value])
+        return number(value)
+
+    def f(self, value: Any) -> str:
+        """The same, integers and booleans as f32."""
+        if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biu":
+            return f"(cast {self(value)} f32)"
+        return self(float(value)) if isinstance(value, bool | int) else self(value)
+
+    def stretched(self, *values: Any) -> list[str]:
+        """Operands repeated by hand where our rule of shapes, unlike NumPy's, wants it so."""
+        shapes = [np.shape(v) for v in values]
+        joint = np.broadcast_shapes(*shapes)
+        uneven = any(len(s) != len(joint) for s in shapes if s)
+        return [
+            f"(broadcast {self(v)} {vector(joint)})" if uneven and s not in ((), joint) else self(v)
+            for v, s in zip(values, shapes, strict=True)
+        ]
 
 
 def elaborate(text: str, inputs: Mapping[str, np.ndarray], owned: Sequence[str] = ()) -> Graph:
