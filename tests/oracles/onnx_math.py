@@ -78,14 +78,15 @@ def mod(w: W, x: Any, y: Any, fmod: int = 0) -> str:
         if fmod:
             return f"(let [x {a} y {b}] (* (sign x) (rem (abs x) (abs y))))"
         return f"(rem {a} {b})"
+    if not np.isfinite(x / y).all():
+        raise Skip("the remainder of infinities")
     return f"(let [x {a} y {b} q (/ x y)] (- x (* y {TRUNC if fmod else '(floor q)'})))"
 
 
 def power(w: W, x: Any, y: Any) -> str:
     a, b = w.stretched(x, y)
-    cast = {"i": f"(cast (round (pow (cast {a} f32) (cast {b} f32))) {'i64' if x.dtype.itemsize == 8 else 'i32'})"}
     if x.dtype.kind in "iu":
-        return cast["i"]
+        return f"(cast (round (pow (cast {a} f32) (cast {b} f32))) {'i64' if x.dtype.itemsize == 8 else 'i32'})"
     return f"(pow {a} (cast {b} {'bf16' if x.dtype.name == 'bfloat16' else 'f32'}))"
 
 
@@ -120,14 +121,6 @@ def where(w: W, test: Any, x: Any, y: Any) -> str:
     return f"(where {' '.join(w.stretched(test, x, y))})"
 
 
-def bitshift(w: W, x: Any, y: Any, direction: str) -> str:
-    a, b = w.stretched(x, y)
-    if x.dtype.itemsize == 8:
-        raise Skip("shifts of 64 bits")
-    factor = f"(cast (round (pow 2.0 (cast {b} f32))) {'i64' if x.dtype.itemsize == 4 else 'i32'})"
-    return wrapped(f"({'*' if direction == 'LEFT' else 'quotient'} {a} {factor})", w.outputs[0])
-
-
 def same(name: str) -> Adapter:
     return unary(f"({name} x)")
 
@@ -154,7 +147,7 @@ ELEMENTWISE: dict[str, Adapter] = {
     "Equal": binary("(= x y)"), "Greater": binary("(> x y)"), "GreaterOrEqual": binary("(>= x y)"),
     "Less": binary("(< x y)"), "LessOrEqual": binary("(<= x y)"), "And": binary("(and x y)"),
     "Or": binary("(or x y)"), "Xor": binary("(!= x y)"), "Max": chain("maximum"), "Min": chain("minimum"),
-    "Sum": chain("+"), "Mean": mean, "BitShift": bitshift,
+    "Sum": chain("+"), "Mean": mean,
 }  # fmt: skip
 
 

@@ -31,8 +31,6 @@ def _to(w: W, x: Any, dtype: np.dtype[Any]) -> str:
         raise Skip(f"the dtype {name}")
     if name in NARROWED and NARROWED[name].startswith("int") and x.dtype.kind in "fV":
         raise Skip(f"a cast to {name}, which has bounds of its own")
-    if name == "float16" and x.dtype.name != "float16":
-        w.outputs = [w.outputs[0]]
     return f"(cast {w(x)} {OURS[name]})"
 
 
@@ -121,7 +119,7 @@ def shape(w: W, x: Any, start: int = 0, end: int | None = None) -> str:
 
 
 def size(w: W, x: Any) -> str:
-    return f"(cast (size {w(x)}) i64)" if False else f"(full (i64) (size {w(x)}))"
+    return f"(full (i64) (size {w(x)}))"
 
 
 def pad(w: W, x: Any, pads: Any, value: Any = None, axes: Any = None, mode: str = "constant") -> str:
@@ -261,11 +259,10 @@ def one_hot(w: W, index: Any, depth: Any, values: Any, axis: int = -1) -> str:
     n = int(depth.reshape(-1)[0])
     ids = index.astype(np.int64)
     ids = np.where(ids < 0, ids + n, ids)
-    rank, at = ids.ndim + 1, axis % (ids.ndim + 1)
+    at = axis % (ids.ndim + 1)
     names = [f"a{i}" for i in range(ids.ndim)]
     target = [*names[:at], "v", *names[at:]]
     off, on = (f"(gather {w(values)} {i})" for i in (0, 1))
-    del rank
     return (f'(where (!= (rearrange "{" ".join(names)} v -> {" ".join(target)}" (one-hot {w(ids)} {n})) 0) {on} {off})')
 
 
@@ -328,7 +325,8 @@ def conv_transpose(w: W, x: Any, kernel: Any, bias: Any = None, auto_pad: str = 
     for i in range(rank):
         full = (x.shape[2 + i] - 1) * steps[i] + gaps[i] * (kernel.shape[2 + i] - 1) + 1
         total = full + more[i] - wanted[i]
-        low = pads[i] if pads is not None else total // 2 if auto_pad in ("SAME_UPPER", "NOTSET") else total - total // 2
+        early = total // 2 if auto_pad in ("SAME_UPPER", "NOTSET") else total - total // 2
+        low = pads[i] if pads is not None else max(0, early)
         if full < low + wanted[i]:
             made = f"(pad {made} 0 {low + wanted[i] - full} :axis {i + 1})"
         made = f"(slice {made} {low} {low + wanted[i]} :axis {i + 1})"
@@ -341,7 +339,6 @@ def pool(kind: str) -> Adapter:
                 strides: Any = None, p: int = 2) -> str:  # fmt: skip
         rank = x.ndim - 2
         if len(w.outputs) > 1:
-            w.outputs = w.outputs[:1]
             raise Skip("the places of a pool")
         steps, gaps = strides or [1] * rank, dilations or [1] * rank
         ends = _pads(x.shape[2:], kernel_shape, steps, gaps, pads, auto_pad)
@@ -460,9 +457,9 @@ def _arranged(w: W, kind: str, made: list[str], layout: int) -> str:
     bound = " ".join(f"{n} {text}" for n, text in zip(names, made, strict=True))
     every = f"(stack {vector([f'(nth {n} {last})' for n in names])} :axis {2 if layout else 1})"
     final = f"(stack {vector([f'(nth {n} 0)' for n in names])} :axis {1 if layout else 0})"
-    parts = []
-    for o in w.outputs:
-        parts.append(every if o.ndim == 4 else final)
+    memory = final.replace("(nth r0 0)", "(nth r0 1)").replace("(nth r1 0)", "(nth r1 1)")
+    ends = iter([final, memory])
+    parts = [every if o.ndim == 4 else next(ends) for o in w.outputs]
     return f"(let [{bound}] {parts[0] if len(parts) == 1 else vector(parts)})"
 
 
