@@ -41,7 +41,8 @@ class Skip(Exception):
 @dataclass(frozen=True)
 class Case:
     """expected: the peer's values, in order; a None is not compared. gradients: the peer's, by input; cotangents: by
-    number of output. single: bounds of values in f32, relative and absolute; double: the same in double. owned: inputs that layers make."""
+    number of output. single: bounds of values in f32, relative and absolute; double: the same in double. owned: inputs
+    that layers make."""
 
     group: str
     name: str

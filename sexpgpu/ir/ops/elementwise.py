@@ -179,7 +179,7 @@ _define(
 def _div_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     y = n.inputs[1]
     by_y = _guarded(b, g, b.div(b.like(1.0, y), y))
-    return by_y, b.neg(_guarded(b, by_y, n.outputs[0]))
+    return by_y, b.neg(_guarded(b, g, b.div(n.outputs[0], y)))
 
 
 def _exact_division(x: float | int, y: float | int) -> float | int:
