@@ -118,8 +118,8 @@ class Writer:
         return {**self.inputs, **self.owned}
 
 
-NARROWED = {"uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64", "uint64": "int64",
-            "float64": "float32", "float16": "float32"}  # fmt: skip
+NARROWED = {"uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64",
+            "uint64": "int64", "float64": "float32", "float16": "float32"}  # fmt: skip
 """Dtypes that we lack, and what holds their values here."""
 
 
@@ -233,6 +233,21 @@ def judge(case: Case, owned: Sequence[str] = (), *, device: bool = False) -> str
         return _judged(case, owned, device)
     except Exception as error:  # a crash of ours is a wrong case like another, and the next one is judged
         return f"crashed: {type(error).__name__}: {error}"
+
+
+def accepted(text: str, inputs: Mapping[str, np.ndarray], owned: Sequence[str] = ()) -> str:
+    """What is wrong with our answer to a wrong call: that it has a value, or that it crashed. Empty if refused."""
+    try:
+        graph = elaborate(text, inputs, owned)
+    except DiagnosticError as error:
+        return "" if error.diagnostics[0].code.startswith("E-") else str(error)
+    except Exception as error:  # a crash is no refusal
+        return f"crashed: {type(error).__name__}: {error}"
+    if any(v.shape != inputs[str(v.node.attrs["name"]).removeprefix(SLOT)].shape for v in graph.inputs):
+        raise Skip("a parameter of another size than its layer makes")
+    flagged: list[str] = []
+    evaluate(graph, {n: inputs[n.removeprefix(SLOT)] for n in graph.input_names}, flag=lambda n, m: flagged.append(m))
+    return "" if flagged else f"accepted {text[:90]}"
 
 
 def _judged(case: Case, owned: Sequence[str], device: bool) -> str:

@@ -25,6 +25,10 @@ def conv(w: W, x: Known, kernel: Known, window_strides: Sequence[int], padding: 
     text = transposed(x.text, x.ndim, [d.lhs_spec[0], *d.lhs_spec[2:], d.lhs_spec[1]])
     sizes = [x.shape[d.lhs_spec[0]], *[x.shape[i] for i in d.lhs_spec[2:]], x.shape[d.lhs_spec[1]]]
     config = [(0, 0, 0), *[(lo, hi, g - 1) for (lo, hi), g in zip(padding, lhs_dilation, strict=True)], (0, 0, 0)]
+    wide = [n + max(0, n - 1) * g + lo + hi for n, (lo, hi, g) in zip(sizes, config, strict=True)][1:-1]
+    taps = [kernel.shape[i] for i in d.rhs_spec[2:]]
+    if any(n < (k - 1) * g + 1 for n, k, g in zip(wide, taps, rhs_dilation, strict=True)):
+        raise Skip("a kernel that fits nowhere, which we refuse")
     text = padded(text, sizes, x.dtype, config, "0" if x.array.dtype.kind in "iu" else "0.0")
     weight = transposed(kernel.text, kernel.ndim, [*d.rhs_spec[2:], d.rhs_spec[1], d.rhs_spec[0]])
     dtype = np.dtype(preferred_element_type) if preferred_element_type is not None else x.array.dtype

@@ -41,7 +41,7 @@ def _row(w: W, x: Any, axis: int) -> tuple[str, int, list[int]]:
 
 def layer_norm(w: W, x: Any, scale: Any, bias: Any = None, axis: int = -1, epsilon: float = 1e-5,
                stash_type: int = 1) -> str:  # fmt: skip
-    row, size, kept = _row(w, x, axis)
+    row, _, kept = _row(w, x, axis)
     w.own("n.scale", scale.reshape(-1).astype(np.float32))
     if bias is not None:
         w.own("n.bias", bias.reshape(-1).astype(np.float32))
@@ -116,7 +116,8 @@ def _nll(x: str, w: W, target: Any, weight: Any, ignore: int | None) -> tuple[st
     if ignore is not None:
         seen = f"(cast (!= {ids} {ignore}) f32)"
         ids = f"(where (!= {ids} {ignore}) {ids} 0)"
-    share = f"(* {seen} (gather {w(weight)} {ids}))" if weight is not None else f"(* {seen} (ones (type f32 (shape {ids}))))"
+    each = f"(gather {w(weight)} {ids})" if weight is not None else f"(ones (type f32 (shape {ids})))"
+    share = f"(* {seen} {each})"
     return f"(* {share} (- (pick {x} {ids} :axis 1)))", share
 
 

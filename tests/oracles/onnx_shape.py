@@ -251,8 +251,9 @@ def scatter_nd(w: W, x: Any, index: Any, value: Any, reduction: str = "none") ->
     parts = tuple(_from_start(index[..., i], x.shape[i]) for i in range(k))
     flat = np.ravel_multi_index(parts, x.shape[:k]).astype(np.int32).reshape(-1)
     rest = list(x.shape[k:])
-    return (f"(reshape (scatter (reshape {w(x)} {vector([math.prod(x.shape[:k]), *rest])}) {w(flat)} "
-            f"(reshape {w(value)} {vector([flat.size, *rest])}) :fold {FOLDS[reduction]}) {vector(x.shape)})")  # fmt: skip
+    table, new = vector([math.prod(x.shape[:k]), *rest]), vector([flat.size, *rest])
+    return (f"(reshape (scatter (reshape {w(x)} {table}) {w(flat)} (reshape {w(value)} {new}) "
+            f":fold {FOLDS[reduction]}) {vector(x.shape)})")  # fmt: skip
 
 
 def one_hot(w: W, index: Any, depth: Any, values: Any, axis: int = -1) -> str:
@@ -272,7 +273,8 @@ def tensor_scatter(w: W, past: Any, update: Any, at: Any = None, axis: int = -2,
     rows = []
     for i, begin in enumerate(begins):
         places = [(begin + t) % past.shape[a] for t in range(update.shape[a])]
-        rows.append(f"(scatter (gather {w(past)} {i}) (cast {vector(places)} i32) (gather {w(update)} {i}) :axis {a - 1})")
+        at_places = f"(cast {vector(places)} i32) (gather {w(update)} {i})"
+        rows.append(f"(scatter (gather {w(past)} {i}) {at_places} :axis {a - 1})")
     return f"(stack {vector(rows)})"
 
 
@@ -321,7 +323,8 @@ def conv_transpose(w: W, x: Any, kernel: Any, bias: Any = None, auto_pad: str = 
     wanted = w.outputs[0].shape[2:]
     text, _ = _first_last(w, x, rank)  # type: ignore[arg-type]
     kernel_text = f'(rearrange "(g i) o ... -> ... i (g o)" {w(kernel)} :g {group})'
-    made = f"(conv {text} {kernel_text} :transposed true :stride {vector(steps)} :dilation {vector(gaps)} :groups {group})"
+    options = f":stride {vector(steps)} :dilation {vector(gaps)} :groups {group}"
+    made = f"(conv {text} {kernel_text} :transposed true {options})"
     for i in range(rank):
         full = (x.shape[2 + i] - 1) * steps[i] + gaps[i] * (kernel.shape[2 + i] - 1) + 1
         total = full + more[i] - wanted[i]
@@ -440,14 +443,16 @@ def _cell(kind: str, h: int, after: int) -> str:
     if kind == "RNN":
         return f"(let [n (tanh (+ {given} {kept}))] (next :h n :emit n))"
     if kind == "LSTM":
-        return (f"(let [[i o f g] (split (+ {given} {kept}) 4 :axis 1) n (+ (* (sigmoid f) c) (* (sigmoid i) (tanh g))) "
+        return (f"(let [[i o f g] (split (+ {given} {kept}) 4 :axis 1) "
+                f"n (+ (* (sigmoid f) c) (* (sigmoid i) (tanh g))) "
                 f"y (* (sigmoid o) (tanh n))] (next :h y :c n :emit y))")  # fmt: skip
     last = f'(+ (product "b i, g i -> b g" (* s h) (slice r {2 * h})) (slice rb {2 * h}))'
     if after:
         last = f'(* s (+ (product "b i, g i -> b g" h (slice r {2 * h})) (slice rb {2 * h})))'
     return (f"(let [a {given} k {kept} z (sigmoid (+ (slice a 0 {h} :axis 1) (slice k 0 {h} :axis 1))) "
             f"s (sigmoid (+ (slice a {h} {2 * h} :axis 1) (slice k {h} {2 * h} :axis 1))) "
-            f"n (tanh (+ (slice a {2 * h} :axis 1) {last})) y (+ (* (- 1.0 z) n) (* z h))] (next :h y :emit y))")  # fmt: skip
+            f"n (tanh (+ (slice a {2 * h} :axis 1) {last})) y (+ (* (- 1.0 z) n) (* z h))] "
+            f"(next :h y :emit y))")  # fmt: skip
 
 
 def _arranged(w: W, kind: str, made: list[str], layout: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tests.oracles.cases import Adapter, Case, Skip, Writer, judge, number, vector
+from tests.oracles.cases import Adapter, Case, Skip, Writer, accepted, judge, number, vector
 from tests.oracles.tally import Tally
 
 TORCH_NAMES = {torch.float32: "f32", torch.float64: "f32", torch.bfloat16: "bf16", torch.int32: "i32",
@@ -51,7 +52,10 @@ class TorchWriter(Writer):
         """The operands of an elementwise call, repeated by hand where our rule of shapes wants it so."""
         write = self.f if floats else self
         shapes = [tuple(v.shape) for v in values if isinstance(v, torch.Tensor)]
-        joint = torch.broadcast_shapes(*shapes) if shapes else ()
+        try:
+            joint = torch.broadcast_shapes(*shapes) if shapes else ()
+        except RuntimeError:  # a wrong call, which our own rule has to refuse
+            return [write(v) for v in values]
         return [
             f"(broadcast {write(v)} {vector(joint)})" if _needs_help(v, joint, shapes) else write(v) for v in values
         ]
@@ -178,6 +182,63 @@ def samples(op: Any) -> Iterator[Any]:
 def full_name(op: Any) -> str:
     """The name of an entry with its variant: `norm.fro`."""
     return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
+def refused(wanted: str = "", every: int = 1) -> Tally:
+    """Every wrong call of PyTorch's: handled if we refuse it with a diagnostic, or report it when it runs."""
+    tally, count = Tally(), 0
+    for group, op, adapter in entries(wanted):
+        if op.error_inputs_func is None:
+            continue
+        torch.manual_seed(0)
+        for number_, wrong in enumerate(op.error_inputs("cpu")):
+            count += 1
+            if (count - 1) % every:
+                continue
+            try:
+                fault = _accepted(adapter, wrong.sample_input)
+            except Skip as skip:
+                tally.skip(group, str(skip))
+                continue
+            reason = _meant(wrong) if fault.startswith("accepted") else ""
+            if reason:
+                tally.skip(group, reason)
+            elif fault:
+                tally.fault(group, f"{full_name(op)}/{number_}", f"{wrong.error_regex[:60]}: {fault}")
+            else:
+                tally.right(group)
+    return tally
+
+
+MEANT = {
+    r"at most half": "padding up to the window's size is meant so",
+    r"[Ii]nput.*dimension|\dD|\d-D|at least|total dims|<= 2|same number of dim|0-dimensional|scalar or":
+        "any number of axes is meant so",
+    r"repeated|out of range|identical|rotation dims|non-negative|exceeds|0-dim integral|strided conv|margin|"
+    r"approximate|rtol|atol": "the adapter works it out, our files do not say it",
+    r"dtype|bool tensor": "the adapter casts",
+}  # fmt: skip
+"""Wrong calls of PyTorch's that are right in our language: what the message says, and why."""
+
+
+def _meant(wrong: Any) -> str:
+    """Why a call that PyTorch refuses is right in our language; empty if it should be refused."""
+    given = [wrong.sample_input.input, *wrong.sample_input.args]
+    if not wrong.error_regex and any(isinstance(v, int | float) for v in given):
+        return "a number may stand where PyTorch wants a tensor"
+    return next((reason for text, reason in MEANT.items() if re.search(text, wrong.error_regex)), "")
+
+
+def _accepted(adapter: Adapter, sample: Any) -> str:
+    """How a wrong call was accepted; empty if it was not. Raises Skip where it cannot be written down."""
+    writer = TorchWriter()
+    try:
+        text = written(adapter, writer, sample)
+    except Skip:
+        raise
+    except Exception:  # a sample so wrong that the adapter finds no words for it
+        raise Skip("a call that cannot be written down") from None
+    return accepted(text, writer.arrays, tuple(writer.owned))
 
 
 def groups() -> dict[str, dict[str, Adapter]]:
