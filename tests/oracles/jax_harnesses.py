@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time is compilation
 
 import jax
 
