@@ -52,7 +52,7 @@ def _jax(every: int) -> Tally:
 
 SUITES: dict[str, Suite] = {
     "opinfo": Suite(("torch", "expecttest"), _opinfo, 97),
-    "errors": Suite(("torch", "expecttest"), _refused, 11),
+    "errors": Suite(("torch", "expecttest"), _refused, 48),
     "onnx": Suite(("onnx", "torch"), _onnx, 23),
     "jax": Suite(("jax", "absl", "torch"), _jax, 67),
 }

@@ -64,7 +64,7 @@ def test_a_sample_of_each_suite(name: str) -> None:
     tally = SUITES[name].run(SUITES[name].sample)
     assert not {g: lines for g, lines in tally.wrong.items() if lines}
     kept = sum(group["handled"] for group in KEPT[name].values())
-    assert tally.total()[0] > kept / SUITES[name].sample / 2
+    assert tally.total()[0] > kept / SUITES[name].sample / 4
 
 
 @pytest.mark.oracles
