@@ -142,9 +142,14 @@ def _softmax_gradient(b: Builder, inputs: Sequence[Value], params: Params) -> tu
     return (b.mul(y, b.sub(g, _row(b, _row_sum(b, b.mul(y, g)), y))),)
 
 
-def _log_sum(b: Builder, x: Value) -> Value:
+def _max_and_log(b: Builder, x: Value) -> tuple[Value, Value]:
+    """The row maximum, and the logarithm of the row sum of e to what is above or below it."""
     m = _row_max(b, x)
-    return b.add(m, b.op("log", _row_sum(b, b.op("exp", b.sub(x, _row(b, m, x))))))
+    return m, b.op("log", _row_sum(b, b.op("exp", b.sub(x, _row(b, m, x)))))
+
+
+def _log_sum(b: Builder, x: Value) -> Value:
+    return b.add(*_max_and_log(b, x))
 
 
 def _logsumexp(b: Builder, inputs: Sequence[Value], params: Params) -> tuple[Value, ...]:
@@ -163,9 +168,10 @@ def _logsumexp_gradient(b: Builder, inputs: Sequence[Value], params: Params) -> 
 
 def _cross_entropy(b: Builder, inputs: Sequence[Value], params: Params) -> tuple[Value, ...]:
     logits, targets = inputs
-    log_sum = _log_sum(b, b.cast(logits, "f32"))
+    """The maximum meets what was picked first: both may be large, and their difference is exact."""
+    m, log = _max_and_log(b, b.cast(logits, "f32"))
     picked = b.op("pick", logits, targets, axis=logits.rank - 1)
-    return b.sub(log_sum, b.cast(picked, "f32")), log_sum
+    return b.add(b.sub(m, b.cast(picked, "f32")), log), b.add(m, log)
 
 
 def _cross_entropy_gradient(b: Builder, inputs: Sequence[Value], params: Params) -> tuple[Value, ...]:

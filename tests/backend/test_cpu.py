@@ -55,6 +55,15 @@ def test_the_protocol_is_kept() -> None:
     assert session.read("s").result().tolist() == [0, 0, 0, 0]
 
 
+def test_a_part_of_nothing_lies_anywhere() -> None:
+    b = Builder()
+    x = b.input("feed:x", TensorType("f32", (0, 6)))
+    part = b.op("reverse", b.slice(x, 1, 2, 5), axes=(0, 1))
+    session = opened(Phase("p", b.graph("p", [("result:y", part)])))
+    (outputs,) = session.run([Call("p", {"x": np.zeros((0, 6), np.float32)})]).result()
+    assert outputs.results["y"].shape == (0, 3)
+
+
 def test_a_guard_decides_whether_slots_are_written() -> None:
     session = opened(update(), slots=(Slot("s", F, "parameter"),))
     session.write("s", np.arange(4, dtype=np.float32))

@@ -598,3 +598,9 @@ def test_a_comparison_of_step_beside_tensors():
     assert_array_equal(value_of("(where (and (> step 3) m) 1 0)", m=M, step=4), M)
     assert_array_equal(value_of("(where (and (> step 3) m) 1 0)", m=M, step=3), 0 * M)
     assert_array_equal(value_of("(where (> step 3) a b)", a=A, b=B, step=4), A)
+
+
+def test_the_gradient_of_a_quotient_hides_no_nan() -> None:
+    x, y = np.array([[np.inf, 1, 0], [np.inf, np.inf, 2]], np.float32)
+    found = value_of("(grad (fn (y) (sum (/ x y))) y)", x=x, y=y)
+    assert np.isnan(found[0]) and found[1] == 0 and found[2] == 0

@@ -36,5 +36,7 @@ class Memory:
     def view(self, layout: Layout, type: TensorType) -> Array:
         """The window of a buffer that holds a value."""
         dtype = self.dtypes[type.dtype]
+        if type.size == 0:  # a part of nothing may lie outside of its buffer
+            return np.empty(type.shape, dtype)
         strides = [stride * dtype.itemsize for stride in layout.strides]
         return np.ndarray(type.shape, dtype, self.buffers[layout.buffer].data, layout.offset_bytes, strides)

@@ -98,7 +98,7 @@ define_map(
 def _div_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     y = n.inputs[1]
     by_y = guarded(b, g, b.div(b.like(1.0, y), y))
-    return by_y, b.neg(guarded(b, by_y, n.outputs[0]))
+    return by_y, b.neg(guarded(b, g, b.div(n.outputs[0], y)))
 
 
 def _exact_division(x: float | int, y: float | int) -> float | int:

@@ -78,7 +78,7 @@ def scatter(el: Elaborator, x: Any, i: Any, v: Any, *, axis: Any = 0, fold: Any 
     Takes: x, indices, and what is written, shaped as `gather` reads, or a scalar; the `:axis`; `:fold set`, `add`,
         `max` or `min`: what becomes of the old element.
     Shape: that of x.
-    Types: x and v agree in dtype, i is i32 or i64.
+    Types: x and v agree in dtype, i is i32 or i64; bf16 is folded in f32 and rounded once. bool is only `set`.
     Gradient: `add`: dx = g, dv = g at the places written. `set`: dx = g but 0 where something was written; dv = g for
         what stands there in the end. `max` and `min`: g goes to what stands there in the end.
     Edges: in the order of v: of several `set` at one place the last stands. −1 is nowhere; another index out of range
@@ -99,6 +99,9 @@ def scatter(el: Elaborator, x: Any, i: Any, v: Any, *, axis: Any = 0, fold: Any 
     wanted = x.shape[:a] + ids.shape + x.shape[a + 1 :]
     if value.shape == () and wanted:
         value = b.broadcast(value, wanted, ())
+    if x.dtype == "bf16" and value.dtype == "bf16":
+        wide = b.op("scatter", b.cast(x, "f32"), ids, b.cast(value, "f32"), axis=a, batch=0, fold=fold)
+        return b.cast(wide, "bf16")
     return b.op("scatter", x, ids, value, axis=a, batch=0, fold=fold)
 
 
