@@ -23,8 +23,9 @@ from sexpgpu.lang.scope import Scope
 from sexpgpu.lang.special import advance, loop_value
 from sexpgpu.lang.toplevel import Declared, Module
 from sexpgpu.lang.trace import TRIP, Ambient, Trace
+from sexpgpu.lang.values import Parameter
 from sexpgpu.source import Span
-from sexpgpu.syntax import List
+from sexpgpu.syntax import List, Vector
 
 
 def call_generator(
@@ -38,6 +39,18 @@ def call_generator(
         el.fail("E-CALL-001", f"the generator `{declared.name}` is called in {place}; only a loss or a metric of an "
                 "evaluation may call one", span, help="call it outside, and use its value here")  # fmt: skip
     return _Call(el, module, declared, outer, span, bound).value(positional, keywords)
+
+
+def generator_parameters(el: Elaborator, declared: Declared) -> tuple[Parameter, ...]:
+    """The parameters of a generator. Raises E-FORM-001 where its form is malformed."""
+    head = declared.plain[0] if len(declared.plain) > 1 else None
+    if not isinstance(head, List):
+        el.fail("E-FORM-001", "this form is (defgenerator NAME (ARGS, :key DEFAULT) … BODY)", declared.span)
+    for item in declared.plain[1:-1]:
+        if isinstance(item, Vector):
+            el.fail("E-FORM-001", "this list stands after no keyword", item.span,
+                    help="it is `:trips [t n]`, or `:carry [x X0 …]`")  # fmt: skip
+    return parse_parameters(el, head.items)
 
 
 class _Call:
@@ -60,9 +73,7 @@ class _Call:
 
     def value(self, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         el, declared = self.el, self.declared
-        head = declared.plain[0]
-        assert isinstance(head, List)
-        parameters = parse_parameters(el, head.items)
+        parameters = generator_parameters(el, declared)
         given: list[Value] = []
 
         def bind(trace: Trace) -> Scope:

@@ -39,7 +39,7 @@ from sexpgpu.lang.experiment import (
 )
 from sexpgpu.lang.files import DISK, Files
 from sexpgpu.lang.forms import EXPRESSIONS
-from sexpgpu.lang.inner import call_generator
+from sexpgpu.lang.inner import call_generator, generator_parameters
 from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
@@ -51,7 +51,7 @@ from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScal
 from sexpgpu.lang.warnings import too_large_to_try, unread_fields, unread_names
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
-from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, Vector, read
+from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, read
 
 MAX_PLACEHOLDERS = 4
 """Of a group's pattern; the ways to match one grow with the length of a path to this power."""
@@ -308,15 +308,7 @@ class _Loading(FormReader):
         return Evaluation(declared.name, loader, batches, objectives)
 
     def _generator(self, declared: Declared, given: Mapping[str, str]) -> GeneratorGraphs:
-        if len(declared.plain) < 2 or not isinstance(declared.plain[0], List):
-            self._fail("E-FORM-001", "this form is (defgenerator NAME (ARGS, :key DEFAULT) … BODY)", declared.span)
-        head = declared.plain[0]
-        assert isinstance(head, List)
-        parameters = parse_parameters(self.el, head.items)
-        for item in declared.plain[1:-1]:
-            if isinstance(item, Vector):
-                self._fail("E-FORM-001", "this list stands after no keyword", item.span,
-                           help="it is `:trips [t n]`, or `:carry [x X0 …]`")  # fmt: skip
+        parameters = generator_parameters(self.el, declared)
         show, dataset = self._show(declared)
         keys: dict[str, Any] = {}
         for name in given:
