@@ -13,10 +13,15 @@ from sexpgpu.ir.graph import NOWHERE, Attr, Graph, Node, Origin, Value, reachabl
 from sexpgpu.ir.opdef import OPS
 from sexpgpu.ir.types import TensorType, TypeFault, admit
 
+NUMERIC = frozenset({"constant", "composite"})
+"""Operations with numbers of any kind among their attributes."""
 
-def _key(attrs: Mapping[str, Attr]) -> str:
-    """Attributes as text: keeps 0.0 from -0.0 and 1 from 1.0 and true, which compare equal in Python."""
-    return repr(sorted(attrs.items())) if attrs else ""
+
+def _key(op: str, attrs: Mapping[str, Attr]) -> object:
+    """Equal for equal attributes. Text keeps 0.0 from -0.0 and 1 from 1.0, which compare equal in Python."""
+    if not attrs:
+        return None
+    return repr(sorted(attrs.items())) if op in NUMERIC else tuple(sorted(attrs.items()))
 
 
 class Builder:
@@ -50,7 +55,8 @@ class Builder:
     ) -> Node:
         """The interned node. Raises TypeFault where the operation's type rule refuses."""
         attrs = attrs or {}
-        key = (op, tuple([(v.node.id, v.index) for v in inputs]), _key(attrs), tuple(map(id, bodies)))
+        operands = tuple([(v.node.id, v.index) for v in inputs])
+        key = (op, operands, _key(op, attrs), tuple(map(id, bodies)) if bodies else None)
         found = self._interned.get(key)
         if found is not None:
             return found

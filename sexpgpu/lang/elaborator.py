@@ -146,11 +146,11 @@ class Elaborator:
 
     def eval(self, form: Form, scope: Scope) -> Any:
         """The value of `form`. Raises DiagnosticError; Poisoned for uses of a failed definition."""
+        if isinstance(form, Symbol):
+            return self.lookup(form, scope)
+        if isinstance(form, List):
+            return self._eval_list(form, scope)
         match form:
-            case List():
-                return self._eval_list(form, scope)
-            case Symbol():
-                return self.lookup(form, scope)
             case Integer() | Float() | Boolean() | String():
                 return form.value
             case Vector():
@@ -160,12 +160,12 @@ class Elaborator:
 
     def lookup(self, symbol: Symbol, scope: Scope) -> Any:
         name = symbol.name
-        try:
-            value = scope.lookup(name)
-        except KeyError:
+        holder = scope.holder(name)
+        if holder is None:
             if name in self.specials:
                 self.fail("E-FORM-001", f"`{name}` is a form, not a value: write ({name} …)", symbol.span)
             unknown(self, symbol, scope)
+        value = holder.names[name]
         if isinstance(value, Lazy):
             value = self._force(name, value, symbol, scope)
         if value is POISON:
@@ -341,14 +341,13 @@ class Elaborator:
                 span,
                 help=_ARITY_HELP.get(builtin.name, ""),
             )
-        if not builtin.any_keyword:
+        if keywords and not builtin.any_keyword:
             for key in keywords:
                 if key not in builtin.keywords:
                     near = nearest(key, builtin.keywords)
                     known = ", ".join(f":{k}" for k in sorted(builtin.keywords)) or "none"
                     self.fail("E-FORM-003", f"`{builtin.name}` has no keyword `:{key}`", self.keys.get(key, span),
                               help=f"`:{near}` is a near name" if near else f"its keywords: {known}")  # fmt: skip
-        if not builtin.any_keyword:
             keywords = {k.replace("-", "_"): v for k, v in keywords.items()}
         operands, self.operands = self.operands, ()
         trace, self.bound = self.trace, bound

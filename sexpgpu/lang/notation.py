@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sexpgpu.ir.types import TypeFault
 
@@ -13,6 +14,8 @@ MAX_NAMES = 52
 """Axes on one side of a notation: more than a tensor may have."""
 
 _TOKEN = re.compile(r"\(|\)|\.\.\.|[^\s()]+")
+_NAME = re.compile(r"\.\.\.|[A-Za-z_][\w-]*")
+DOTS = ("...",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +27,13 @@ class Rearrangement:
     joined: tuple[int, ...]
 
 
-def _groups(text: str, notation: str) -> list[list[str]]:
-    """`b (n h) 1 ...` as [['b'], ['n', 'h'], [], ['...']]."""
-    groups: list[list[str]] = []
+Groups = tuple[tuple[str, ...], ...]
+
+
+@lru_cache(4096)
+def _groups(text: str, notation: str) -> Groups:
+    """`b (n h) 1 ...` as (('b',), ('n', 'h'), (), ('...',))."""
+    groups: list[tuple[str, ...]] = []
     inside: list[str] | None = None
     for token in _TOKEN.findall(text):
         if token == "(":
@@ -36,19 +43,19 @@ def _groups(text: str, notation: str) -> list[list[str]]:
         elif token == ")":
             if inside is None:
                 raise TypeFault(f"a closing bracket too many in `{notation}`", "E-FORM-001")
-            groups.append(inside)
+            groups.append(tuple(inside))
             inside = None
         elif token == "1":
             if inside is None:
-                groups.append([])
-        elif not re.fullmatch(r"\.\.\.|[A-Za-z_][\w-]*", token):
+                groups.append(())
+        elif not _NAME.fullmatch(token):
             raise TypeFault(f"`{token}` is no axis name in `{notation}`", "E-FORM-001")
         elif inside is not None:
             if token == "...":
                 raise TypeFault(f"`...` stands inside brackets in `{notation}`", "E-FORM-001")
             inside.append(token)
         else:
-            groups.append([token])
+            groups.append((token,))
     if inside is not None:
         raise TypeFault(f"a bracket is left open in `{notation}`", "E-FORM-001")
     names = [name for group in groups for name in group]
@@ -57,18 +64,20 @@ def _groups(text: str, notation: str) -> list[list[str]]:
     for name in names:
         if names.count(name) > 1:
             raise TypeFault(f"the axis `{name}` stands twice on one side of `{notation}`", "E-FORM-001")
-    return groups
+    return tuple(groups)
 
 
-def _dots(groups: list[list[str]], extra: int, first: int = 0) -> list[list[str]]:
+def _dots(groups: Groups, extra: int, first: int = 0) -> Groups:
     """`...` written out as `extra` axes of its own names, counted from `first`."""
-    found: list[list[str]] = []
+    if DOTS not in groups:
+        return groups
+    found: list[tuple[str, ...]] = []
     for group in groups:
-        if group == ["..."]:
-            found += [[f"...{first + i}"] for i in range(extra)]
+        if group == DOTS:
+            found += [(f"...{first + i}",) for i in range(extra)]
         else:
             found.append(group)
-    return found
+    return tuple(found)
 
 
 def parse_rearrange(notation: str, shape: Sequence[int], sizes: Mapping[str, int]) -> Rearrangement:
@@ -76,8 +85,8 @@ def parse_rearrange(notation: str, shape: Sequence[int], sizes: Mapping[str, int
     if notation.count("->") != 1:
         raise TypeFault(f'`{notation}` is no rearrangement: "axes -> axes"', "E-FORM-001")
     left, right = (_groups(side, notation) for side in notation.split("->"))
-    extra = len(shape) - (len(left) - left.count(["..."]))
-    if extra < 0 or (extra > 0 and ["..."] not in left):
+    extra = len(shape) - (len(left) - left.count(DOTS))
+    if extra < 0 or (extra > 0 and DOTS not in left):
         raise TypeFault(f"`{notation}` names {len(left)} axes, but the shape {_shown(shape)} has {len(shape)}")
     left, right = _dots(left, extra), _dots(right, extra)
     known = dict(sizes)
@@ -128,13 +137,13 @@ def parse_product(notation: str, shapes: Sequence[Sequence[int]]) -> Contraction
     parts = left.split(",")
     if len(parts) != len(shapes):
         raise TypeFault(f"`{notation}` names {len(parts)} operands, but {len(shapes)} are given", "E-CALL-002")
-    open_operands: list[tuple[list[list[str]], int]] = []
+    open_operands: list[tuple[Groups, int]] = []
     sides = [_groups(part, notation) for part in (*parts, right)]
     if any(len(group) != 1 for groups in sides for group in groups):
         raise TypeFault(f"a product has plain axis names only: `{notation}`", "E-FORM-001", "(rearrange …) first")
     for part, groups, shape in zip(parts, sides, shapes, strict=False):
-        extra = len(shape) - (len(groups) - groups.count(["..."]))
-        if extra < 0 or (extra > 0 and ["..."] not in groups):
+        extra = len(shape) - (len(groups) - groups.count(DOTS))
+        if extra < 0 or (extra > 0 and DOTS not in groups):
             raise TypeFault(
                 f"`{part.strip()}` names {len(groups)} axes, but the operand {_shown(shape)} has {len(shape)}",
                 "E-TYPE-004",

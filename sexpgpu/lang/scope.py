@@ -36,15 +36,6 @@ class Scope:
         self.outer = outer
         self.names = {} if names is None else names
 
-    def lookup(self, name: str) -> Any:
-        """The value of `name`; KeyError if nothing of that name is in sight."""
-        scope: Scope | None = self
-        while scope is not None:
-            if name in scope.names:
-                return scope.names[name]
-            scope = scope.outer
-        raise KeyError(name)
-
     def holder(self, name: str) -> Scope | None:
         """The scope that defines `name`."""
         scope: Scope | None = self

@@ -34,7 +34,7 @@ from sexpgpu.source import Source, Span
 from sexpgpu.syntax import load_source
 from sexpgpu.syntax.format import format_source
 
-PAUSE_S = 0.03
+PAUSE_S = 0.02
 """How long a text must rest before it is checked."""
 
 STACK_BYTES = 256 << 20
