@@ -135,11 +135,3 @@ def open_program(program: Program, settings: Settings) -> tuple[Device, ProgramP
     device = open_device(settings.device)
     plan = device.plan(program, Budget(settings.memory_bytes))
     return device, plan, lambda: device.open(plan)
-
-
-def gib(num_bytes: float) -> str:
-    """Bytes for people: GiB from a tenth up, else MiB, else KiB."""
-    for unit, size in (("GiB", GIB), ("MiB", 1 << 20)):
-        if num_bytes >= size / 10:
-            return f"{num_bytes / size:.1f} {unit}"
-    return f"{num_bytes / 1024:.1f} KiB"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import click
 
-from sexpgpu.cli.common import device_option, experiment_options, gib, load, open_program, reporting
+from sexpgpu.cli.common import device_option, experiment_options, load, open_program, reporting
 
 if TYPE_CHECKING:
     from sexpgpu.plan.memory import ProgramPlan
@@ -30,6 +30,7 @@ def command(
     file: Path, variant: str | None, settings: tuple[str, ...], run_name: str | None, device: str | None
 ) -> None:
     """Print the lowering report of FILE: kernels, library calls, patterns, memory and stacking."""
+    from sexpgpu.plan.memory import shown_size
     from sexpgpu.settings import from_environment
     from sexpgpu.train.phases import assemble
 
@@ -44,5 +45,5 @@ def command(
     else:
         for name, phase in plan.phases.items():
             click.echo(f"  {name:<24}{len(phase.steps)} steps")
-    click.echo(f"  {'memory':<24}{gib(plan.peak_bytes)} of {gib(free)} free")
+    click.echo(f"  {'memory':<24}{shown_size(plan.peak_bytes)} of {shown_size(free)} free")
     click.echo(f"  {'stacking':<24}{assembly.stacking}: this device runs one microbatch a call")

@@ -16,7 +16,6 @@ from sexpgpu.cli.common import (
     INTERRUPTED,
     device_option,
     experiment_options,
-    gib,
     load,
     open_program,
     reporting,
@@ -52,6 +51,7 @@ def command(
 
     from sexpgpu import __version__
     from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+    from sexpgpu.plan.memory import shown_size
     from sexpgpu.settings import from_environment
     from sexpgpu.train.checkpoint import same_experiment, supersede
     from sexpgpu.train.facts import experiment_facts, write_facts
@@ -93,7 +93,7 @@ def command(
             f"{file}: {experiment.num_parameters:,} parameters in {len(experiment.parameters)} tensors{states}"
         )
         console.print(f"lowering: {chosen.name} {chosen.describe()}")
-        console.print(f"  {'memory':<24}{gib(plan.peak_bytes)} of {gib(free)} free")
+        console.print(f"  {'memory':<24}{shown_size(plan.peak_bytes)} of {shown_size(free)} free")
         console.print(f"  {'stacking':<24}{assembly.stacking}: this device runs one microbatch a call")
         resuming = f", resuming after step {start_step}" if start_step else ""
         console.print(f"run: {folder.path}, {last_step} steps{resuming}")

@@ -140,7 +140,6 @@ class OpDef:
         and so do all outputs.
     cost: flops and bytes.
     work: its one work shape.
-    reports: whether it flags faults while it runs; every device tells the place of the first, in row-major order.
     samples: cases for the derived tests.
     scalar: of a map, one element of the result, as every dialect but this interpreter computes it.
     fault: of a map that reports, when an element is bad.
@@ -159,7 +158,6 @@ class OpDef:
     params: dict[str, str] = field(default_factory=dict)
     into: Into | None = None
     ufunc: np.ufunc | None = None
-    reports: bool = False
     scalar: Template = ""
     fault: str = ""
     word: str = ""
@@ -167,6 +165,11 @@ class OpDef:
     manual: Manual | None = None
     prepare: Prepare | None = None
     cost: Callable[[Node], Cost] = _elementwise_cost
+
+    @property
+    def reports(self) -> bool:
+        """Whether it flags faults while it runs; every device tells the place of the first, in row-major order."""
+        return bool(self.fault) or self.work in (Work.GATHER, Work.SCATTER)
 
     @property
     def num_operands(self) -> int:

@@ -347,8 +347,10 @@ class _Resolver:
             self.parameters(form.items[1], local)
             self.body(form.items[2:], local, form.span.end)
 
-    def parameters(self, form: Form, local: Environment, kind: str = "parameter") -> dict[str, Binding]:
-        """A parameter list; gives its keywords by name."""
+    def parameters(
+        self, form: Form, local: Environment, kind: str = "parameter", owner: Binding | None = None
+    ) -> None:
+        """A parameter list; its owner learns its keywords by name."""
         keywords: dict[str, Binding] = {}
         key: Keyword | None = None
         self.region(form.span.start, form.span.end, local)
@@ -366,7 +368,8 @@ class _Resolver:
                         self.define(name, local, kind).type = type
             else:
                 self.pattern(item, local, kind)
-        return keywords
+        if owner is not None:
+            owner.parameters = keywords
 
     def type(self, form: Form, local: Environment) -> None:
         """A declared type: `?t` is defined where it stands first."""
@@ -493,9 +496,7 @@ class _Resolver:
     def _function(self, binding: Binding | None, form: List, rest: Sequence[Form], kind: str) -> None:
         local = Environment(self.top)
         if rest:
-            keywords = self.parameters(rest[0], local, kind)
-            if binding is not None:
-                binding.parameters = keywords
+            self.parameters(rest[0], local, kind, binding)
             self.body(rest[1:], local, form.span.end)
 
     def _optimizer(self, binding: Binding | None, form: List, rest: Sequence[Form]) -> None:
@@ -503,9 +504,7 @@ class _Resolver:
         if not plain:
             return
         local = Environment(self.top, {})
-        keywords = self.parameters(plain[0], local)
-        if binding is not None:
-            binding.parameters = keywords
+        self.parameters(plain[0], local, owner=binding)
         first = next((b for b in local.names.values() if b.kind == "parameter"), None)
         states = self.carried(keyed.pop("state", None), local, local)
         self.keyed(keyed, self.top)
@@ -517,9 +516,7 @@ class _Resolver:
         if not plain:
             return
         local = Environment(self.top, {})
-        keywords = self.parameters(plain[0], local)
-        if binding is not None:
-            binding.parameters = keywords
+        self.parameters(plain[0], local, owner=binding)
         trips, carry = keyed.pop("trips", None), keyed.pop("carry", None)
         image = ("show",) if _is(keyed.get("show"), "image") and "image" not in self.top.names else ()
         self.keyed(keyed, local, bare=image)

@@ -15,15 +15,15 @@ from sexpgpu.backend.cuda.lowering import Kernel, lower
 from sexpgpu.backend.cuda.rows import print_rows
 from sexpgpu.backend.kernels import cuda as printers
 from sexpgpu.backend.kernels.cuda import module_source
-from sexpgpu.backend.protocol import Budget, Device
+from sexpgpu.backend.protocol import Budget
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.verify import verify, verify_program
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.unroll import num_unrolled, unroll, unroll_program
-from sexpgpu.train.loop import Stepper
 from sexpgpu.train.phases import assemble
 from tests.cuda.fake import FakeDriver, toolbox
+from tests.cuda.test_training import losses
 from tests.kernels.nvrtc import compile_unit, spills
 from tests.train.test_loops import BODIES, DATA, text_of
 from tests.train.trial import write_experiment
@@ -43,19 +43,6 @@ def with_body(body: str) -> str:
 
 def file_of(name: str, folder: Path) -> Path:
     return write_experiment(folder, with_body(LAYERS[name]) if name in LAYERS else text_of(name), **DATA)
-
-
-def losses(device: Device, path: Path, num_steps: int) -> list[float]:
-    experiment = load_experiment(path)
-    assembly = assemble(experiment)
-    session = device.open(device.plan(assembly.program, Budget()))
-    stepper = Stepper(experiment, assembly, session, experiment.run.steps)
-    try:
-        stepper.initialise()
-        return [next(iter(stepper.step(i + 1).values())).loss for i in range(num_steps)]
-    finally:
-        stepper.close()
-        session.close()
 
 
 @pytest.mark.parametrize("name", [*BODIES, *LAYERS])

@@ -20,7 +20,7 @@ from tests.cuda.fake import FakeDriver, toolbox
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def losses(device: Device, file: str, num_steps: int, **options: str) -> list[float]:
+def losses(device: Device, file: str | Path, num_steps: int, **options: str) -> list[float]:
     experiment = load_experiment(EXAMPLES / file, **options)  # type: ignore[arg-type]
     assembly = assemble(experiment)
     session = device.open(device.plan(assembly.program, Budget()))

@@ -13,7 +13,7 @@ from sexpgpu.transform.simplify import simplify
 from sexpgpu.transform.stacking import stack
 from tests.transform.random_graphs import FUNCTIONS, NEEDS, Case, grown, with_gradients
 
-NUM_SEEDS, NUM_SLOW_SEEDS = 200, 2000
+NUM_SEEDS, NUM_SLOW_SEEDS = 300, 2000
 STEP = 1e-5
 SEEDS_A_TEST = 25
 """So many seeds a test: a failure names its seed, and the list of tests stays short."""

@@ -177,7 +177,6 @@ for _name, _ufunc, _number, _scalar, _doc in (
             name=_name,
             doc=_doc,
             work=Work.MAP,
-            reports=True,
             scalar=_scalar,
             fault="{b} == 0",
             word=_name,

@@ -12,8 +12,8 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import COMPOSITES, apply
 from sexpgpu.ir.evaluate import run_graph
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
-from sexpgpu.ir.opdef import OPS, Array, Context, Cost, OpDef, Work, bytes_moved, register
-from sexpgpu.ir.ops.rules import batch, types_by_body
+from sexpgpu.ir.opdef import Array, Context, OpDef, Work, register
+from sexpgpu.ir.ops.rules import batch, body_cost, types_by_body
 from sexpgpu.ir.stacking import stack_into
 from sexpgpu.ir.sweep import sweep
 from sexpgpu.ir.types import TensorType
@@ -60,11 +60,6 @@ def _gradient(b: Builder, node: Node, cotangents: Sequence[Value | None]) -> Seq
     return found
 
 
-def _cost(node: Node) -> Cost:
-    flops = sum(OPS[inner.op].cost(inner).flops for inner in node.bodies[0].nodes)
-    return Cost(flops, bytes_moved(node))
-
-
 register(
     OpDef(
         name="composite",
@@ -75,7 +70,7 @@ register(
         meaning=_meaning,
         stacking=_stacking,
         gradient=_gradient,
-        cost=_cost,
+        cost=body_cost,
         samples=(),
     )
 )

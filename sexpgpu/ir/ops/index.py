@@ -149,7 +149,6 @@ register(
         doc="x at indices i along `axis`: x.shape[:axis] + i.shape[batch:] + x.shape[axis + 1:]; "
         "i clamps, with a flag.",
         work=Work.GATHER,
-        reports=True,
         params={"axis": "the axis of x that is indexed", "batch": "how many leading axes x and i share"},
         type_rule=_gather_type,
         meaning=_gather,
@@ -214,7 +213,6 @@ register(
         doc="One element of each row of x along `axis`, at index i: i has x's shape without `axis`; "
         "i clamps, with a flag.",
         work=Work.GATHER,
-        reports=True,
         params={"axis": "the axis of x that is indexed"},
         type_rule=_pick_type,
         meaning=_pick,
@@ -405,7 +403,6 @@ register(
         doc="x with v folded in along `axis` at indices i, in the order of i; v is shaped as `gather` reads. "
         "−1 means nowhere, other indices out of range are dropped, with a flag.",
         work=Work.SCATTER,
-        reports=True,
         params={
             "axis": "the axis of x that is indexed",
             "batch": "how many leading axes x and i share",

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import run_graph
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
-from sexpgpu.ir.opdef import OPS, Array, Context, Cost, OpDef, Sample, Work, bytes_moved, register
-from sexpgpu.ir.ops.rules import batch, types_by_body
+from sexpgpu.ir.opdef import Array, Context, OpDef, Sample, Work, register
+from sexpgpu.ir.ops.rules import batch, body_cost, types_by_body
 from sexpgpu.ir.ops.scan import inside
 from sexpgpu.ir.stacking import stack_into
 from sexpgpu.ir.sweep import sweep
@@ -70,11 +70,6 @@ def _stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence
     return b.node("recompute", inputs, node.attrs, (stacked,)).outputs
 
 
-def _cost(node: Node) -> Cost:
-    flops = sum(OPS[inner.op].cost(inner).flops for inner in node.bodies[0].nodes)
-    return Cost(flops, bytes_moved(node))
-
-
 def _samples() -> tuple[Sample, ...]:
     rows, matrix = TensorType("f32", (2, 3)), TensorType("f32", (3, 3))
 
@@ -99,7 +94,7 @@ register(
         meaning=_meaning,
         stacking=_stacking,
         gradient=_gradient,
-        cost=_cost,
+        cost=body_cost,
         samples=_samples(),
     )
 )

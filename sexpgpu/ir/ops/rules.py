@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Attrs, Graph, Node, Value
-from sexpgpu.ir.opdef import GradientRule
+from sexpgpu.ir.opdef import OPS, Cost, GradientRule, bytes_moved
 from sexpgpu.ir.types import TensorType, TypeFault
 
 Local = Callable[[Builder, Node, Value], Sequence[Value | None]]
@@ -17,7 +18,7 @@ def attr_ints(attrs: Attrs, name: str) -> tuple[int, ...]:
     """A tuple attribute of integers."""
     value = attrs[name]
     assert isinstance(value, tuple), (name, value)
-    return value  # type: ignore[return-value]
+    return cast("tuple[int, ...]", value)
 
 
 def attr_int(attrs: Attrs, name: str) -> int:
@@ -111,3 +112,13 @@ def front(value: int, numbers: Sequence[int]) -> tuple[int, ...]:
 def inverse(perm: Sequence[int]) -> tuple[int, ...]:
     """The permutation that undoes `perm`."""
     return tuple(sorted(range(len(perm)), key=lambda i: perm[i]))
+
+
+def body_flops(node: Node) -> int:
+    """Operations of the one body of a node."""
+    return sum(OPS[inner.op].cost(inner).flops for inner in node.bodies[0].nodes)
+
+
+def body_cost(node: Node) -> Cost:
+    """The work of a body that runs once, and the bytes of its edge."""
+    return Cost(body_flops(node), bytes_moved(node))

@@ -22,7 +22,7 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import run_graph
 from sexpgpu.ir.graph import NOWHERE, Attrs, Graph, Node, Value, reachable
 from sexpgpu.ir.opdef import OPS, Array, Context, Cost, OpDef, Sample, Work, bytes_moved, register
-from sexpgpu.ir.ops.rules import attr_int, batch
+from sexpgpu.ir.ops.rules import attr_int, batch, body_flops
 from sexpgpu.ir.stacking import stack_into
 from sexpgpu.ir.sweep import sweep
 from sexpgpu.ir.types import TensorType, TypeFault
@@ -210,8 +210,7 @@ def _swapped(b: Builder, value: Value) -> Value:
 
 
 def _cost(node: Node) -> Cost:
-    flops = sum(OPS[inner.op].cost(inner).flops for inner in node.bodies[0].nodes)
-    return Cost(attr_int(node.attrs, "length") * flops, bytes_moved(node))
+    return Cost(attr_int(node.attrs, "length") * body_flops(node), bytes_moved(node))
 
 
 # Samples.
