@@ -49,8 +49,7 @@ PARTS = {
 """Changes to experiments: to another of their models."""
 
 
-@pytest.fixture(scope="session")
-def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def copy_with_data(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the experiments with their data made."""
     source = shared / "experiments"
     if not source.is_dir():
@@ -60,6 +59,11 @@ def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copyfile(file, copied / file.name)
     subprocess.run([sys.executable, "make_data.py"], cwd=copied, check=True)
     return copied
+
+
+@pytest.fixture(scope="session")
+def folder(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_with_data(shared, tmp_path_factory)
 
 
 def invoke(folder: Path, *arguments: str) -> str:

@@ -103,14 +103,11 @@ class _Grower:
         return x
 
 
-def random_program(
-    seed: int, num_phases: int = 2
-) -> tuple[Program, dict[str, Array], dict[str, dict[str, Array]]]:
+def random_program(seed: int, num_phases: int = 2) -> tuple[Program, dict[str, Array], dict[str, dict[str, Array]]]:
     """A program, contents of its slots, and feeds for each phase."""
     rng = random.Random(seed)
     slots = tuple(
-        Slot(f"s{i}", TensorType("f32", rng.choice(SHAPES)), rng.choice(["parameter", "gradient"]))
-        for i in range(5)
+        Slot(f"s{i}", TensorType("f32", rng.choice(SHAPES)), rng.choice(["parameter", "gradient"])) for i in range(5)
     )
     phases, feeds = [], {}
     for number in range(num_phases):
@@ -134,9 +131,7 @@ def random_program(
             ok = rng.random() < 0.5
             x = grower.pick()
             always = grower.b.op("eq", x, x) if ok else grower.b.op("ne", x, x)
-            outputs.append(
-                (f"{RESULT}ok", grower.b.op("all", always, axes=tuple(range(x.rank))) if x.rank else always)
-            )
+            outputs.append((f"{RESULT}ok", grower.b.op("all", always, axes=tuple(range(x.rank))) if x.rank else always))
         graph = grower.b.graph(f"phase{number}", outputs)
         phases.append(Phase(f"phase{number}", graph, guard))
         feeds[f"phase{number}"] = {name: random_values(rng, type) for name, type in phases[-1].feeds.items()}

@@ -262,9 +262,7 @@ def test_refused_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(session_module.np, "empty", refuse)
         with pytest.raises(DiagnosticError) as caught:
             opened(update(), slots=(Slot("s", F, "parameter"),))
-    assert str(caught.value).startswith(
-        "E-MEM-004: the machine refused memory while opening the plan; the run holds"
-    )
+    assert str(caught.value).startswith("E-MEM-004: the machine refused memory while opening the plan; the run holds")
     with monkeypatch.context() as patch:
         patch.setattr(session_module, "_put", refuse)
         with pytest.raises(DiagnosticError, match=r"E-MEM-004: .* phase `update`"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import make
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Graph
-from sexpgpu.ir.opdef import Array
+from sexpgpu.ir.opdef import OPS, Array
 from sexpgpu.ir.program import Phase, Program, Slot
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.lang.load import load_experiment
@@ -33,6 +33,9 @@ from sexpgpu.train.phases import assemble
 from tests.backend.random_programs import random_program, reference_call
 from tests.backend.test_cpu_ops import CASES, values
 from tests.cuda.test_rows import node_of
+from tests.ir.ops import test_derived as derived
+from tests.test_experiments import CASES as CASES_OF_EXPERIMENTS
+from tests.test_experiments import OPPOSED, copy_with_data
 
 pytestmark = pytest.mark.cuda
 
@@ -64,7 +67,7 @@ def close_to(found: Array, wanted: Array, dtype: str, message: str = "") -> None
     np.testing.assert_allclose(found, wanted, tolerance, tolerance, err_msg=message)
 
 
-# Operations.
+# Operations: every sample's values, its gradient, and three microbatches of it stacked, as phases of one program.
 
 
 def sample_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
@@ -76,28 +79,65 @@ def sample_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
     return b.graph("p", [(f"result:y{i}", v) for i, v in enumerate(node.outputs)], inputs), feeds
 
 
+def gradient_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
+    op = OPS[name]
+    b = Builder()
+    inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(sample.types)]
+    node = b.node(name, inputs, sample.attrs, sample.bodies)
+    cotangents = [b.input(f"feed:g{i}", t) if t.is_float else None for i, t in enumerate(node.types)]
+    assert op.gradient is not None
+    gradients = op.gradient(b, node, cotangents)
+    given = [*inputs, *(g for g in cotangents if g is not None)]
+    feeds = {f"x{i}": array for i, array in enumerate(derived.arrays_of(op, sample))}
+    rng = np.random.default_rng(5)
+    for g in cotangents:
+        if g is not None:
+            feeds[g.node.attrs["name"].removeprefix("feed:")] = derived.draw(rng, g.type, (-1, 1))
+    results = [(f"result:d{i}", g) for i, g in enumerate(gradients) if g is not None]
+    return b.graph("p", results, given), feeds
+
+
+def stacked_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
+    op, k = OPS[name], derived.STACKED
+    _, node = derived.built(op, sample)
+    b = Builder()
+    inputs = [b.input(f"feed:x{i}", t.with_shape((k, *t.shape))) for i, t in enumerate(sample.types)]
+    outputs = op.stacking(b, node, inputs, [True] * len(inputs), k)
+    arrays = derived.arrays_of(op, sample, [k] * len(inputs))
+    feeds = {f"x{i}": array for i, array in enumerate(arrays)}
+    return b.graph("p", [(f"result:y{i}", v) for i, v in enumerate(outputs)], inputs), feeds
+
+
+def named(cases: Any) -> list[Any]:
+    return [(c.values[0] if isinstance(c.values[0], str) else c.values[0].name, c.values[1], str(c.id)) for c in cases]
+
+
+TRIALS = {
+    **{f"{id}": (sample_graph, name, sample) for name, sample, id in named(CASES)},
+    **{f"{id}-gradient": (gradient_graph, name, sample) for name, sample, id in named(derived.DIFFERENTIABLE)},
+    **{f"{id}-stacked": (stacked_graph, name, sample) for name, sample, id in named(derived.WITH_INPUTS)},
+}
+
+
 @pytest.fixture(scope="module")
-def samples(card: CudaDevice) -> Iterator[CudaSession]:
-    """Every sample of every operation as a phase of one program, compiled together."""
-    phases = []
-    for case in CASES:
-        graph, _ = sample_graph(*case.values)  # type: ignore[arg-type]
-        phases.append(Phase(str(case.id), graph))
-    session = card.open(card.plan(Program((), tuple(phases), NO_SCHEDULE), Budget()))
+def trials(card: CudaDevice) -> Iterator[CudaSession]:
+    phases = tuple(Phase(id, make_graph(name, sample)[0]) for id, (make_graph, name, sample) in TRIALS.items())
+    session = card.open(card.plan(Program((), phases, NO_SCHEDULE), Budget()))
     yield session
     session.close()
 
 
-@pytest.mark.parametrize("phase, name, sample", [pytest.param(str(c.id), *c.values, id=str(c.id)) for c in CASES])
-def test_sample(phase: str, name: str, sample: Any, samples: CudaSession) -> None:
-    graph, feeds = sample_graph(name, sample)
+@pytest.mark.parametrize("id", TRIALS)
+def test_operation(id: str, trials: CudaSession) -> None:
+    make_graph, name, sample = TRIALS[id]
+    graph, feeds = make_graph(name, sample)
     flagged: list[str] = []
     given = {f"feed:{key}": array for key, array in feeds.items()}
     expected = evaluate(graph, given, flag=lambda node, message: flagged.append(message))
     first: Outputs | None = None
     for _ in range(3):
-        poison(samples)
-        (outputs,) = samples.run([Call(phase, feeds)]).result()
+        poison(trials)
+        (outputs,) = trials.run([Call(id, feeds)]).result()
         assert [fault.message for fault in outputs.faults] == list(dict.fromkeys(flagged))
         for output, found in outputs.results.items():
             wanted = expected[f"result:{output}"]
@@ -206,21 +246,22 @@ def test_row_program(name: str, width: int, dtype: str, card: CudaDevice) -> Non
 
 
 class Trial:
-    def __init__(self, device: Device, file: str, **options: Any) -> None:
-        experiment = load_experiment(EXAMPLES / file, **options)
+    def __init__(self, device: Device, file: Path, **options: Any) -> None:
+        experiment = load_experiment(file, **options)
         assembly = assemble(experiment)
         self.slots = [slot.name for slot in assembly.program.saved]
         self.session = device.open(device.plan(assembly.program, Budget()))
         self.stepper = Stepper(experiment, assembly, self.session, experiment.run.steps)
         self.at = 0
 
-    def losses(self, num_steps: int) -> list[float]:
+    def losses(self, num_steps: int) -> list[dict[str, float]]:
+        """The loss of every update that is due, step by step."""
         if self.at == 0:
             self.stepper.initialise()
         found = []
         for _ in range(num_steps):
             self.at += 1
-            found.append(next(iter(self.stepper.step(self.at).values())).loss)
+            found.append({name: result.loss for name, result in self.stepper.step(self.at).items()})
         return found
 
     def contents(self) -> dict[str, bytes]:
@@ -231,51 +272,76 @@ class Trial:
         self.session.close()
 
 
-@pytest.mark.parametrize(
-    "file, options, tolerance",
-    [
-        ("tiny-sgd.sx", {}, 1e-4),
-        ("tiny-adam.sx", {}, 1e-4),
-        ("names-bigram.sx", {}, 1e-4),
-        ("moe.sx", {"variant": "smoke"}, 1e-4),
-        ("digits-mlp.sx", {}, 1e-4),
-        ("topics-gpt.sx", {}, 1e-4),
-        ("char-gpt.sx", {}, 1e-4),
-        ("gpt2.sx", {"variant": "smoke", "settings": {"precision": "f32"}}, 1e-4),
-        ("gpt2.sx", {"variant": "smoke"}, 5e-3),
-    ],
-    ids=str,
-)
-def test_twenty_losses(
-    file: str, options: Mapping[str, Any], tolerance: float, card: CudaDevice, tmp_path: Path
-) -> None:
-    if file == "digits-mlp.sx":
-        data = tmp_path / "digits.npz"
-        subprocess.run([sys.executable, EXAMPLES / "make_digits.py", data], check=True)
-        options = {"settings": {"digits": str(data)}}
+def compare_losses(card: CudaDevice, file: Path, tolerance: float, num_steps: int, **options: Any) -> None:
+    """Losses of the card and of the interpreter: within `tolerance`, relative to the largest so far, at least 0.01."""
     found = []
     for device in (card, CpuDevice()):
         trial = Trial(device, file, **options)
-        found.append(trial.losses(20))
+        found.append(trial.losses(num_steps))
         trial.close()
-    np.testing.assert_allclose(found[0], found[1], tolerance)
+    assert [step.keys() for step in found[0]] == [step.keys() for step in found[1]]
+    names = sorted({name for step in found[1] for name in step})
+    worst = {}
+    for name in names:
+        ours, theirs = (np.array([step[name] for step in each if name in step]) for each in found)
+        assert np.isfinite(ours).all()
+        scale = np.maximum.accumulate(np.maximum(np.abs(theirs), 0.01))
+        worst[name] = float(np.max(np.abs(ours - theirs) / scale))
+    print(f"\n{file.stem}: {len(found[0])} steps, " + ", ".join(f"{name} {x:.1e}" for name, x in worst.items()))
+    assert max(worst.values()) <= tolerance, worst
+
+
+SMALL = {"tiny-sgd", "tiny-adam", "names-bigram", "topics-gpt", "char-gpt", "digits-mlp"}
+"""Files that the interpreter runs whole."""
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in EXAMPLES.glob("*.sx")))
+def test_twenty_losses(name: str, card: CudaDevice, tmp_path: Path) -> None:
+    file = EXAMPLES / f"{name}.sx"
+    settings = {}
+    if "digits.npz" in file.read_text("utf-8"):
+        settings["digits"] = str(tmp_path / "digits.npz")
+        subprocess.run([sys.executable, EXAMPLES / "make_digits.py", settings["digits"]], check=True)
+    if name == "gpt2":
+        settings["precision"] = "f32"
+    compare_losses(card, file, 1e-4, 20, variant=None if name in SMALL else "smoke", settings=settings)
+
+
+def test_twenty_losses_in_bf16(card: CudaDevice) -> None:
+    compare_losses(card, EXAMPLES / "gpt2.sx", 5e-3, 20, variant="smoke")
+
+
+@pytest.fixture(scope="session")
+def acceptance(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_with_data(shared, tmp_path_factory)
+
+
+@pytest.mark.parametrize("name", CASES_OF_EXPERIMENTS)
+def test_twenty_losses_of_an_experiment(
+    name: str, acceptance: Path, card: CudaDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(acceptance)
+    variant = "smoke" if "--variant" in CASES_OF_EXPERIMENTS[name] else None
+    # Of two updates that work against one another, each answers the other's rounding.
+    tolerance = 5e-4 if name in OPPOSED else 1e-4
+    compare_losses(card, Path(f"{name}.sx"), tolerance, 20, variant=variant)
 
 
 @pytest.mark.parametrize("file", ["char-gpt.sx", "gpt2.sx"])
 def test_bits(file: str, card: CudaDevice, uncaptured: CudaDevice) -> None:
     """A replay and a call action by action, a second run, and a resumed one, all end with the same bits."""
-    whole = Trial(card, file, variant="smoke")
+    whole = Trial(card, EXAMPLES / file, variant="smoke")
     first = whole.losses(3)
     middle = {name: whole.session.read(name).result() for name in whole.slots}
     rest = whole.losses(3)
     wanted = whole.contents()
     whole.close()
     for device in (card, uncaptured):
-        again = Trial(device, file, variant="smoke")
+        again = Trial(device, EXAMPLES / file, variant="smoke")
         assert again.losses(6) == [*first, *rest]
         assert again.contents() == wanted
         again.close()
-    resumed = Trial(card, file, variant="smoke")
+    resumed = Trial(card, EXAMPLES / file, variant="smoke")
     for name, array in middle.items():
         resumed.session.write(name, array)
     resumed.at = 3

@@ -29,9 +29,7 @@ from sexpgpu.data.ids import Shard, ShardedIds
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 
 
-def write_llmc(
-    path: Path, ids: list[int], magic: int = 20240520, version: int = 1, count: int | None = None
-) -> None:
+def write_llmc(path: Path, ids: list[int], magic: int = 20240520, version: int = 1, count: int | None = None) -> None:
     header = np.zeros(256, dtype="<i4")
     header[:3] = magic, version, len(ids) if count is None else count
     path.write_bytes(header.tobytes() + np.array(ids, dtype="<u2" if magic == 20240520 else "<u4").tobytes())
@@ -85,9 +83,7 @@ class TestText:
     def test_bytes_need_not_be_utf8(self, tmp_path: Path) -> None:
         (tmp_path / "raw").write_bytes(b"\xff\x00abc")
         raw = stream(TextSpec("raw", by="bytes"), tmp_path)
-        assert (
-            raw.ids[0] == 255 and raw.decode(raw.ids[:]) == "\ufffd\0abc" and raw.encode("é") == [0xC3, 0xA9]
-        )
+        assert raw.ids[0] == 255 and raw.decode(raw.ids[:]) == "\ufffd\0abc" and raw.encode("é") == [0xC3, 0xA9]
 
     @pytest.mark.parametrize(
         ("content", "place", "help"),
@@ -215,9 +211,7 @@ class TestTokens:
         ids.tofile(tmp_path / "t-1.bin")
         loader = Loader("l", Windows(stream(TokensSpec("t-*.bin", 256), tmp_path), 100), 10)
         loader.batch(13)
-        with pytest.raises(
-            DiagnosticError, match=r"E-DATA-004.*`t-1.bin` holds id 300 at offset 4500 \(byte 9000\)"
-        ):
+        with pytest.raises(DiagnosticError, match=r"E-DATA-004.*`t-1.bin` holds id 300 at offset 4500 \(byte 9000\)"):
             loader.batch(14)
 
     def test_negative_ids(self, tmp_path: Path) -> None:

@@ -48,9 +48,7 @@ class TestParts:
     def test_nested(self) -> None:
         assert resolve(Part(Part(numbers(1000), 0.5, 1.0), 0.1, 0.9))[1:] == (550, 950)
 
-    @pytest.mark.parametrize(
-        ("start", "stop"), [(0.5, 0.5), (0.9, 0.1), (-0.1, 0.5), (0.5, 1.1), (0.0, 0.01)]
-    )
+    @pytest.mark.parametrize(("start", "stop"), [(0.5, 0.5), (0.9, 0.1), (-0.1, 0.5), (0.5, 1.1), (0.0, 0.01)])
     def test_empty(self, start: float, stop: float) -> None:
         with pytest.raises(DiagnosticError, match=r"E-DATA-003.*holds nothing"):
             Part(numbers(10), start, stop)

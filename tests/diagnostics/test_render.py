@@ -19,10 +19,7 @@ def find(source: Source, text: str, nth: int = 0) -> Span:
 
 GPT2 = Source(
     "gpt2.sx",
-    "\n" * 11
-    + "  (param w (f32 768 512) (normal 0.02))\n"
-    + "  ; the head\n"
-    + '  (product "b w, w o -> b o" x w)\n',
+    "\n" * 11 + "  (param w (f32 768 512) (normal 0.02))\n" + "  ; the head\n" + '  (product "b w, w o -> b o" x w)\n',
 )
 OPERAND = Span(GPT2, GPT2.text.index(" x w)") + 1, GPT2.text.index(" x w)") + 2)
 PRODUCT = Diagnostic(
@@ -118,9 +115,7 @@ def test_gaps_other_files_and_several_labels_of_a_line() -> None:
 
 def test_tabs_wide_and_control_characters_keep_the_columns() -> None:
     source = Source("a.sx", "\t(名前 \x1b[31m e\u0301x y)")
-    full = render(
-        [Diagnostic("E-NAME-001", "no `y`", find(source, "y"), (Label(find(source, "名前"), "w"),))]
-    )
+    full = render([Diagnostic("E-NAME-001", "no `y`", find(source, "y"), (Label(find(source, "名前"), "w"),))])
     assert full.split("\n")[2:] == [
         "1 |     (名前 \ufffd[31m e\u0301x y)",
         "  |      ---- w",

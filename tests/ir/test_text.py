@@ -71,9 +71,7 @@ def test_floats_keep_their_bits(number: float) -> None:
     assert struct.pack("<d", value) == struct.pack("<d", number)
 
 
-@pytest.mark.parametrize(
-    "value", [0, 1, -7, 2**63 + 1, -(2**62), True, False, (1, 2, 3), (0.5, -math.inf), ()]
-)
+@pytest.mark.parametrize("value", [0, 1, -7, 2**63 + 1, -(2**62), True, False, (1, 2, 3), (0.5, -math.inf), ()])
 def test_other_attributes_keep_value_and_kind(value: int | bool | tuple[float, ...]) -> None:
     b = Builder()
     node = Node(

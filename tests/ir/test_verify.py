@@ -45,9 +45,7 @@ def test_a_value_of_another_graph() -> None:
 def test_types_other_than_the_rules() -> None:
     graph = good()
     node = Node(7, "exp", (graph.inputs[0],), {}, (SCALAR,), (), NOWHERE)
-    refuses(
-        Graph("g", graph.inputs, (("y", node.outputs[0]),), (graph.inputs[0].node, node)), "its rule gives"
-    )
+    refuses(Graph("g", graph.inputs, (("y", node.outputs[0]),), (graph.inputs[0].node, node)), "its rule gives")
 
 
 def test_a_rule_that_refuses() -> None:
@@ -108,9 +106,7 @@ def test_bodies_are_checked() -> None:
 def phase(name: str, outputs: dict[str, str], guard: str | None = None) -> Phase:
     """A phase that computes each output from the input of that name: both are f32 (3 4)."""
     b = Builder()
-    return Phase(
-        name, b.graph(name, [(out, b.neg(b.input(source, F))) for out, source in outputs.items()]), guard
-    )
+    return Phase(name, b.graph(name, [(out, b.neg(b.input(source, F))) for out, source in outputs.items()]), guard)
 
 
 def program(*phases: Phase, slots: tuple[Slot, ...] = (Slot("w", F, "parameter"),)) -> Program:

@@ -42,7 +42,7 @@ def test_its_names_are_known_and_resolve_there(tmp_path: Path) -> None:
     main = f'(include "parts/lib.sx")\n(defn half (x) x)\n{loss}'
     (fault,) = faults(tmp_path, {"main.sx": main + RUN, "parts/lib.sx": LIBRARY})
     assert fault.code == "E-NAME-002" and fault.labels[0].span.source.name.endswith("lib.sx")
-    main = main.replace("(defn half (x) x)\n", "(defn gelu (x) (if true (error \"mine\") x))\n")
+    main = main.replace("(defn half (x) x)\n", '(defn gelu (x) (if true (error "mine") x))\n')
     lib = LIBRARY.replace("(half (relu", "(half (gelu")
     experiment = load(tmp_path, {"main.sx": main + RUN, "parts/lib.sx": lib})
     assert experiment.parameters["net.w"].type.shape == (6,)

@@ -12,7 +12,9 @@ from tests.lang.files import codes, faults, load_text
 from tests.train.trial import Trial
 
 WORDS = '(defdata words (text "words.txt" :by bytes))\n'
-CURRICULUM = WORDS + """
+CURRICULUM = (
+    WORDS
+    + """
 (defloader mixed (mix [(windows (part words 0.0 0.5) :length 8) (linear-schedule 1.0 {low} :total 20)
                        (windows (part words 0.5 1.0) :length 8) (linear-schedule 0.0 0.9 :total 20)])
   :batch 4 :shuffle true)
@@ -26,6 +28,7 @@ CURRICULUM = WORDS + """
 (defupdate u :loss nll :loader both :optimizer (adam :rate 0.1) :times 2)
 (defrun go :updates [u] :microbatches 3 :steps 20)
 """
+)
 RUN = "(defrun go :loader l :loss nll :optimizer (sgd :rate 0.1) :steps 1)\n"
 NLL = """
 (defmetric nll (tokens targets) (mean (cross-entropy (embed (param w (f32 256 256) 0.0) tokens) targets)))

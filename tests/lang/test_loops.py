@@ -16,7 +16,7 @@ W = (R.standard_normal((3, 3)) / 2).astype(F)
 TABLE = R.standard_normal((2, 4, 3)).astype(F)
 IDS = np.array([[0, 3, 0, 0, 2], [1, 1, 3, 1, 0]], np.int32)
 
-CELL = "(tanh (+ x (product \"b i, i j -> b j\" h w)))"
+CELL = '(tanh (+ x (product "b i, i j -> b j" h w)))'
 
 
 def cells(order: range) -> tuple[np.ndarray, np.ndarray]:

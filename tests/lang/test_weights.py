@@ -170,7 +170,7 @@ def test_the_digest_knows_what_a_function_does(tmp_path: Path) -> None:
 
 
 def test_weights_to_look_at_need_no_run(tmp_path: Path) -> None:
-    show = '(defgenerator show () (net (ones (f32 2 3)))) (defeval look :batches 1 loss)'
+    show = "(defgenerator show () (net (ones (f32 2 3)))) (defeval look :batches 1 loss)"
     text = re.sub(r"\(defrun.*", show, FUSED)
     fused(tmp_path)
     experiment = load_experiment(write_experiment(tmp_path, text))

@@ -117,7 +117,7 @@ def test_the_loss_and_its_evaluation_share_a_chart(run: RunFolder) -> None:
     first = page[page.index("<figure") : page.index("</figure>")]
     assert "Loss" in first and "look/nll" in first and 'data-label="train (mean)"' in first
     assert "accuracy" not in first
-    assert page.count('<path class="mark"') % page.count("<figure class=\"chart\"") == 0, "marks are on every chart"
+    assert page.count('<path class="mark"') % page.count('<figure class="chart"') == 0, "marks are on every chart"
 
 
 def test_a_failure_is_told_with_its_remedy(run: RunFolder) -> None:

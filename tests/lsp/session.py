@@ -58,9 +58,7 @@ class Session:
 
     def close(self, uri: str) -> None:
         """Close a file."""
-        self.client.text_document_did_close(
-            types.DidCloseTextDocumentParams(types.TextDocumentIdentifier(uri))
-        )
+        self.client.text_document_did_close(types.DidCloseTextDocumentParams(types.TextDocumentIdentifier(uri)))
 
     async def settled(self, uri: str) -> list[types.Diagnostic]:
         """What the server finds in the newest text."""

@@ -106,9 +106,7 @@ def test_a_name_changes_in_every_open_file(tmp_path: Path) -> None:
         ("|", {}, ("defn",)),
     ],
 )
-def test_what_may_stand_here(
-    marked: str, wanted: dict[str, str], unwanted: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_what_may_stand_here(marked: str, wanted: dict[str, str], unwanted: tuple[str, ...], tmp_path: Path) -> None:
     before, _, after = marked.rpartition("|")
     text, offset = before + after, len(before)
     project, path = opened(tmp_path, text)

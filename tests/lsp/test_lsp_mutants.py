@@ -67,9 +67,7 @@ def test_the_server_outlives_them(tmp_path: Path) -> None:
                 asked = [
                     client.text_document_hover_async(types.HoverParams(*place)),
                     client.text_document_definition_async(types.DefinitionParams(*place)),
-                    client.text_document_references_async(
-                        types.ReferenceParams(types.ReferenceContext(True), *place)
-                    ),
+                    client.text_document_references_async(types.ReferenceParams(types.ReferenceContext(True), *place)),
                     client.text_document_completion_async(types.CompletionParams(*place)),
                     client.text_document_rename_async(types.RenameParams(*place, new_name="another-name")),
                     client.text_document_document_symbol_async(types.DocumentSymbolParams(named)),

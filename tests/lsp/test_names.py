@@ -38,17 +38,17 @@ CASES = [
     "(defgenerator g (:^|heat 1.0) :trips [t 3] :carry [x ^heat] (next :x (* x ^heat)))",
     "(defgenerator g () :trips [^|t 3] :carry [x 0] (next :x ^t))",
     "(defgenerator g () :trips [t 3] :carry [^|x 0 y ^x] (next :^x (+ ^x y)))",
-    "(defdiagnostic d (p g ^|new) :over \"*\" (norm (- ^new p)))",
-    "(defdata ^|c (text \"a\")) (defloader l (rows ^c) :batch 3)",
+    '(defdiagnostic d (p g ^|new) :over "*" (norm (- ^new p)))',
+    '(defdata ^|c (text "a")) (defloader l (rows ^c) :batch 3)',
     "(defloader ^|l (rows c)) (defloader z (zip [a ^l])) (defrun r :loader ^l)",
     "(defmetric ^|m () 1) (defrun r :loss ^m) (defeval e :loader l ^m)",
-    "(def path \"x\") (def ^|p 3) (defdata c (if (= ^p 3) (text path) (arrays path)))",
+    '(def path "x") (def ^|p 3) (defdata c (if (= ^p 3) (text path) (arrays path)))',
     "(defn f (x) (with :scope (a ^|x) (param w ^x 0)))".replace("(x)", "(^x)"),
     "(def last 1) (def ^|k 2) (defloader l (rows c) :last pad :batch ^k)",
     "(defn let (^|x) ^x)",
-    "(def ^|path none) (defn f (w) w) (defweights m ^path (\"a\" \"b\" f))",
-    "(defn ^|turned (w) w) (defweights m \"f\" (\"a\" \"b\" ^turned) (\"c\" [\"d\" \"e\"] (fn (x y) (^turned x))))",
-    "(defweights m \"f\" (\"c\" [\"d\" \"e\"] (fn (^|x y) (+ ^x y))))",
+    '(def ^|path none) (defn f (w) w) (defweights m ^path ("a" "b" f))',
+    '(defn ^|turned (w) w) (defweights m "f" ("a" "b" ^turned) ("c" ["d" "e"] (fn (x y) (^turned x))))',
+    '(defweights m "f" ("c" ["d" "e"] (fn (^|x y) (+ ^x y))))',
 ]
 
 
@@ -72,8 +72,8 @@ def test_a_name_refers_to_one_binding(marked: str, tmp_path: Path) -> None:
         "(def w 1) (defn f (x) (param |w (f32 1) 0.0))",
         "(def add 1) (defn f (x) (scatter x 1 x :fold |add))",
         "(def all 1) (defeval e :loader l :batches |all m)",
-            "(def skip 1) (defrun r :on-nonfinite |skip)",
-        "(def bytes 1) (defdata c (text \"a\" :by |bytes))",
+        "(def skip 1) (defrun r :on-nonfinite |skip)",
+        '(def bytes 1) (defdata c (text "a" :by |bytes))',
     ],
 )
 def test_a_bare_word_is_no_name(marked: str, tmp_path: Path) -> None:

@@ -79,9 +79,7 @@ def test_an_hour_with_gpt2(tmp_path: Path) -> None:
                 types.RenameParams(*editor.at(uri, "(|linear (gelu"), new_name="dense")
             )
         with pytest.raises(JsonRpcException, match="is built into the language"):
-            await client.text_document_prepare_rename_async(
-                types.PrepareRenameParams(*editor.at(uri, "(|rearrange"))
-            )
+            await client.text_document_prepare_rename_async(types.PrepareRenameParams(*editor.at(uri, "(|rearrange")))
 
         outline = await client.text_document_document_symbol_async(
             types.DocumentSymbolParams(types.TextDocumentIdentifier(uri))
@@ -110,7 +108,7 @@ def test_columns_are_those_of_the_editor(encoding: str | None, tmp_path: Path) -
     uri = (tmp_path / "a.sx").as_uri()
 
     async def script(editor: Session) -> None:
-        editor.open(uri, "; 𝛼𝛽\n(def s \"𝛼é\") (def t unknown)\n" + GOOD)
+        editor.open(uri, '; 𝛼𝛽\n(def s "𝛼é") (def t unknown)\n' + GOOD)
         wrong = next(d for d in await editor.settled(uri) if d.code == "E-NAME-001")
         units = {"utf-8": 4 + 2, "utf-32": 1 + 1}.get(encoding or "", 2 + 1)
         start = len('(def s ""') + units + len(") (def t ")
@@ -143,9 +141,7 @@ def test_files_that_include_and_two_that_are_open(tmp_path: Path) -> None:
         editor.open(other, GOOD.replace("relu", "rely"))
         assert await editor.codes(main) == []
         assert await editor.codes(other) == ["E-NAME-001"]
-        found = await editor.client.text_document_definition_async(
-            types.DefinitionParams(*editor.at(main, "x |width"))
-        )
+        found = await editor.client.text_document_definition_async(types.DefinitionParams(*editor.at(main, "x |width")))
         assert found.uri == parts
         # The included file is opened and broken: its own mistake is shown there, in the editor's text of it.
         editor.open(parts, "(def width 16)\n")

@@ -201,8 +201,7 @@ def on_cpu(graph: Graph, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarr
     device = CpuDevice(threads=1, poison=True)
     session = device.open(device.plan(Program((), (Phase("case", made),), Builder().graph("schedule", [])), Budget()))
     feeds = {
-        f"x{i}": np.array(inputs[n], NUMPY_DTYPES[v.type.dtype], order="C")
-        for i, (n, v) in enumerate(placed.items())
+        f"x{i}": np.array(inputs[n], NUMPY_DTYPES[v.type.dtype], order="C") for i, (n, v) in enumerate(placed.items())
     }
     (outputs,) = session.run([Call("case", feeds)]).result()
     return {name: np.array(outputs.results[f"{i}"]) for i, (name, _) in enumerate(graph.outputs)}

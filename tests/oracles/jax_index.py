@@ -56,9 +56,18 @@ def gather(w: W, x: Known, i: Known, dimension_numbers: Any, slice_sizes: Sequen
     indices = i.array.astype(np.int64)
     places, inside = window_places(x.shape, indices, slice_sizes, d.start_index_map, d.operand_batching_dims,
                                    d.start_indices_batching_dims, FILL if _mode(mode) == FILL else CLIP)  # fmt: skip
-    if _mode(mode) == INSIDE and not window_places(
-        x.shape, indices, slice_sizes, d.start_index_map, d.operand_batching_dims, d.start_indices_batching_dims, INSIDE
-    )[1].all():
+    if (
+        _mode(mode) == INSIDE
+        and not window_places(
+            x.shape,
+            indices,
+            slice_sizes,
+            d.start_index_map,
+            d.operand_batching_dims,
+            d.start_indices_batching_dims,
+            INSIDE,
+        )[1].all()
+    ):
         raise Skip("a promise of places inside that is broken")
     batch = indices.ndim - 1
     gone = {*d.collapsed_slice_dims, *d.operand_batching_dims}
@@ -87,9 +96,7 @@ def scatter(fold: str) -> Adapter:
         windows = iter(v.shape[a] for a in d.update_window_dims)
         sizes = [1 if a in gone else next(windows) for a in range(x.ndim)]
         batches = d.operand_batching_dims, d.scatter_indices_batching_dims
-        places, inside = window_places(
-            x.shape, indices, sizes, d.scatter_dims_to_operand_dims, *batches, _mode(mode)
-        )
+        places, inside = window_places(x.shape, indices, sizes, d.scatter_dims_to_operand_dims, *batches, _mode(mode))
         if not inside.all() and _mode(mode) == INSIDE:
             raise Skip("a promise of places inside that is broken")
         batch = indices.ndim - 1

@@ -256,7 +256,7 @@ MATH |= {
 def fold(name: str) -> Adapter:
     def adapter(w: W, x: Known, axes: Sequence[int], **ignored: Any) -> str:
         if x.array.dtype == bool:
-            return f"({ {'max': 'any', 'min': 'all'}[name]} {x.text} :axis {vector(axes)})"
+            return f"({ {'max': 'any', 'min': 'all'}[name] } {x.text} :axis {vector(axes)})"
         return f"({name} {x.text} :axis {vector(axes)})"
 
     return adapter

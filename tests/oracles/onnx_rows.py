@@ -150,7 +150,7 @@ def rotary(w: W, x: Any, cos: Any, sin: Any, ids: Any = None, interleaved: int =
         d = x.shape[3]
     turned = rotary_embedding_dim or d
     tables = [f"(gather {w(t)} {w(ids)})" if ids is not None else w(t) for t in (cos, sin)]
-    tables = [f"(rearrange \"b t f -> b 1 t f\" (slice {t} 0 {turned // 2} :axis -1))" for t in tables]
+    tables = [f'(rearrange "b t f -> b 1 t f" (slice {t} 0 {turned // 2} :axis -1))' for t in tables]
     if interleaved:
         halves = f"[a e] (unstack (reshape y [_ {text_dims(x, num_heads)} {turned // 2} 2]) :axis -1)"
         joined = f"(reshape (stack [p q] :axis -1) (shape y))"  # noqa: F541

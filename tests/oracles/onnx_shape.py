@@ -176,7 +176,7 @@ def reverse_sequence(w: W, x: Any, lengths: Any, batch_axis: int = 1, time_axis:
     b, t = names[batch_axis], names[time_axis]
     rest = [name for name in names if name not in (b, t)]
     there = f'(rearrange "{" ".join(names)} -> {" ".join([f"({b} {t})", *rest])}" {w(x)})'
-    return (f'(rearrange "{" ".join([f"({b} {t})", *rest])} -> {" ".join(names)}" (gather {there} {w(flat)}) :{b} {n})')
+    return f'(rearrange "{" ".join([f"({b} {t})", *rest])} -> {" ".join(names)}" (gather {there} {w(flat)}) :{b} {n})'
 
 
 def center_crop_pad(w: W, x: Any, shape: Any, axes: Any = None) -> str:
@@ -264,7 +264,7 @@ def one_hot(w: W, index: Any, depth: Any, values: Any, axis: int = -1) -> str:
     names = [f"a{i}" for i in range(ids.ndim)]
     target = [*names[:at], "v", *names[at:]]
     off, on = (f"(gather {w(values)} {i})" for i in (0, 1))
-    return (f'(where (!= (rearrange "{" ".join(names)} v -> {" ".join(target)}" (one-hot {w(ids)} {n})) 0) {on} {off})')
+    return f'(where (!= (rearrange "{" ".join(names)} v -> {" ".join(target)}" (one-hot {w(ids)} {n})) 0) {on} {off})'
 
 
 def tensor_scatter(w: W, past: Any, update: Any, at: Any = None, axis: int = -2, mode: str = "linear") -> str:

@@ -131,7 +131,7 @@ def nan_to_num(w: W, x: Any, nan: float = 0.0, posinf: float | None = None, negi
 def rounded(w: W, x: Any, decimals: int = 0) -> str:
     if decimals == 0:
         return f"(round {w(x)})"
-    return f"(/ (round (* {w(x)} {10.0 ** decimals!r})) {10.0 ** decimals!r})"
+    return f"(/ (round (* {w(x)} {10.0**decimals!r})) {10.0**decimals!r})"
 
 
 def logit(w: W, x: Any, eps: float | None = None) -> str:

@@ -67,7 +67,7 @@ def _flat_scatter(w: W, x: Any, dim: int, index: Any, value: Any, fold: str, bas
     else:
         cut = f"(full (f32 {' '.join(map(str, sizes))}) {w.f(value)})"
     held = base or f"(reshape {w(x)} [_])"
-    return (f"(reshape (scatter {held} (reshape {places} [_]) (reshape {cut} [_]) :fold {fold}) {vector(x.shape)})")
+    return f"(reshape (scatter {held} (reshape {places} [_]) (reshape {cut} [_]) :fold {fold}) {vector(x.shape)})"
 
 
 def _repeated(x: Any, dim: int, index: Any) -> bool:

@@ -259,9 +259,7 @@ def small_plan() -> ProgramPlan:
     update = Phase("update", b.graph("update", [("slot:p", new), ("result:ok", ok)]), "ok")
     b = Builder()
     tokens = b.cast(b.input("feed:x", TensorType("i32", (8, 16))), "f32")
-    generate = Phase(
-        "generate.text", b.graph("generate", [("result:y", b.product("ab,cb->ac", tokens, tokens))])
-    )
+    generate = Phase("generate.text", b.graph("generate", [("result:y", b.product("ab,cb->ac", tokens, tokens))]))
     slots = (Slot("p", F, "parameter"), Slot("m", F, "optimizer"), Slot("g", F, "gradient"))
     return plan_memory(program(update, generate, slots=slots), CPU)
 

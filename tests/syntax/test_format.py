@@ -170,9 +170,7 @@ def test_a_broken_let_breaks_its_pairs() -> None:
 
 
 def test_a_long_definition_begins_its_body_on_a_line() -> None:
-    assert formatted(f"(defn block (x) (+ {LONG} {LONG}))") == (
-        f"(defn block (x)\n  (+ {LONG}\n     {LONG}))\n"
-    )
+    assert formatted(f"(defn block (x) (+ {LONG} {LONG}))") == (f"(defn block (x)\n  (+ {LONG}\n     {LONG}))\n")
 
 
 def test_deep_brackets_go_back_to_the_left() -> None:

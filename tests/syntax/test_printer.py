@@ -20,9 +20,7 @@ from sexpgpu.syntax import (
 )
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(
-    lambda name: (
-        read(Source("f.sx", name)).forms == (Symbol(name),) and not read(Source("f.sx", name)).diagnostics
-    )
+    lambda name: read(Source("f.sx", name)).forms == (Symbol(name),) and not read(Source("f.sx", name)).diagnostics
 )
 ATOMS: st.SearchStrategy[Form] = st.one_of(
     NAMES.map(Symbol),
@@ -35,9 +33,7 @@ ATOMS: st.SearchStrategy[Form] = st.one_of(
 FORMS = st.recursive(
     ATOMS,
     lambda inner: (
-        st.lists(inner, max_size=6)
-        .map(tuple)
-        .flatmap(lambda items: st.sampled_from([List(items), Vector(items)]))
+        st.lists(inner, max_size=6).map(tuple).flatmap(lambda items: st.sampled_from([List(items), Vector(items)]))
     ),
 )
 

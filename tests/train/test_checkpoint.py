@@ -340,9 +340,7 @@ def test_a_wrong_record_is_refused(tmp_path: Path, change: Callable[[dict[str, A
     assert checkpoint.find_latest(tmp_path)[0] is None
 
 
-@pytest.mark.parametrize(
-    "content", [b"", b"\xff", b"[" * 100_000, b'{"step": ' + b"9" * 10_000 + b"}", b"[]"]
-)
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[" * 100_000, b'{"step": ' + b"9" * 10_000 + b"}", b"[]"])
 def test_a_record_that_is_no_object_is_refused(tmp_path: Path, content: bytes) -> None:
     path = save(tmp_path, 1)
     (path / checkpoint.RECORD_FILE).write_bytes(content)
@@ -363,9 +361,7 @@ def test_another_experiment_is_refused_with_both_digests_and_what_differs() -> N
     assert plain.code == "E-CKPT-003" and plain.help
     assert "sha256:aa" in plain.notes[0] and "sha256:bb" in plain.notes[0]
 
-    changed = diagnostic_of(
-        lambda: checkpoint.same_experiment(meta, "sha256:bb", "(defrun r)\n(x)\n", {"steps": 5})
-    )
+    changed = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb", "(defrun r)\n(x)\n", {"steps": 5}))
     assert "line 2" in changed.message and "größer" in changed.message and not changed.notes
     longer = diagnostic_of(lambda: checkpoint.same_experiment(meta, "sha256:bb", text + "(more)\n"))
     assert "line 3" in longer.message and "nothing then" in longer.message

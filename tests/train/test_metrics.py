@@ -28,9 +28,7 @@ def test_points_and_annotations_are_lines_of_json(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     with MetricsWriter(path, None) as writer:
         writer.points(3, {"train/loss": 1.5, "train/rates": [0.5, 2]})
-        writer.annotate(
-            3, "memory", "plan: 1 GiB\ngrößer", parameters_bytes=np.int64(5), parts=(1.0, math.nan)
-        )
+        writer.annotate(3, "memory", "plan: 1 GiB\ngrößer", parameters_bytes=np.int64(5), parts=(1.0, math.nan))
     assert path.read_text("utf-8").splitlines()[0] == '{"step": 3, "series": "train/loss", "value": 1.5}'
     assert records(path)[1:] == [
         {"step": 3, "series": "train/rates", "value": [0.5, 2]},
@@ -116,9 +114,7 @@ def test_a_reader_beside_a_living_writer_ignores_the_torn_line(tmp_path: Path) -
     assert read_metrics(path) == {"a": [(1, 3), (2, 1)]}
 
 
-def test_points_reach_the_file_by_flush_and_by_themselves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_points_reach_the_file_by_flush_and_by_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics, "_FLUSH_INTERVAL_S", 0.02)
     path = tmp_path / "m"
     with MetricsWriter(path, None) as writer:

@@ -31,9 +31,7 @@ def screen_lines(raw: io.BytesIO, encoding: str = "utf-8") -> list[str]:
     return [line for line in re.split(r"[\r\n]+", text) if line]
 
 
-def run(
-    console: Console, num_steps: int, *, start: int = 0, step_s: float = 0.0125, quiet: bool = False
-) -> None:
+def run(console: Console, num_steps: int, *, start: int = 0, step_s: float = 0.0125, quiet: bool = False) -> None:
     clock = Clock()
     with Progress(console, num_steps, start, quiet, clock) as progress:
         for step in range(start + 1, num_steps + 1):

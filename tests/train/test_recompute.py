@@ -35,8 +35,8 @@ BODIES = {
     "dropout": "(repeat [i 3] [x x] (recompute (dropout (block x :name (block i)) 0.3)))",
     "nested": "(recompute (let [h (recompute (block x :name a))] (recompute (+ h (block h :name b)))))",
     "several outputs": "(let [[a [b n]] (recompute [(block x :name a) [(tanh x) 3]])] (+ a (* n b)))",
-    "outer parameter": "(let [w (param w (f32 8 8) lecun)] (recompute (tanh (product \"i j, j k -> i k\" x w))))",
-    "one parameter twice": "(let [w (param w (f32 8 8) lecun) f (fn (x) (tanh (product \"i j, j k -> i k\" x w)))]"
+    "outer parameter": '(let [w (param w (f32 8 8) lecun)] (recompute (tanh (product "i j, j k -> i k" x w))))',
+    "one parameter twice": '(let [w (param w (f32 8 8) lecun) f (fn (x) (tanh (product "i j, j k -> i k" x w)))]'
     " (recompute (f x)))",
     "batch norm": "(recompute (batch-norm (linear x 8 :name l) :name n))",
     "measures": "(let [y (recompute (let [h (block x :name a)] (measure size (mean (abs h))) h))]"
@@ -45,8 +45,8 @@ BODIES = {
     "a scan inside": "(recompute (let [[h e] (scan [h (blank x)] [t t] :axis 1"
     " (let [h (tanh (+ h (block t :name b)))] (next :h h :emit (sum h :axis 1))))] (* h (mean e))))",
     "next": "(scan [h (blank x)] [t t] :axis 1 (recompute (next :h (tanh (+ h (block t :name b))))))",
-    "attention": "(let [q (rearrange \"b t (h d) -> b h t d\" (linear t 8 :name q) :h 2)]"
-    " (rearrange \"b h d -> b (h d)\" (recompute (gather (attention q q q :causal true) 4 :axis 2))))",
+    "attention": '(let [q (rearrange "b t (h d) -> b h t d" (linear t 8 :name q) :h 2)]'
+    ' (rearrange "b h d -> b (h d)" (recompute (gather (attention q q q :causal true) 4 :axis 2))))',
     "bf16": "(with :compute bf16 (cast (recompute (block (cast x bf16) :name a)) f32))",
     "gradient twice": "(+ (grad (fn (z) (sum (pow (recompute (block z :name a)) 2.0))) x)"
     " (grad (fn (z) (sum (grad (fn (u) (sum (recompute (pow (tanh u) 3.0)))) z))) x))",

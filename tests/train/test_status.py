@@ -62,9 +62,7 @@ def test_an_unknown_field_is_our_mistake(tmp_path: Path) -> None:
         StatusFile(tmp_path / "s", Clock()).update(colour="red")
 
 
-def test_a_full_disk_is_explained_and_keeps_the_last_status(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_explained_and_keeps_the_last_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "status.json"
     status = StatusFile(path, Clock())
     status.update(step=1)

@@ -107,8 +107,7 @@ def function(g: Grower) -> Value:
     low, high = BOUNDS.get(name, (-1.5, 1.5))
     bounded = [name in BOUNDS or g.rng.random() < 0.5 for _ in operands]
     tamed = [
-        g.squashed(v, low, high) if bound else g.b.op("tanh", v)
-        for v, bound in zip(operands, bounded, strict=True)
+        g.squashed(v, low, high) if bound else g.b.op("tanh", v) for v, bound in zip(operands, bounded, strict=True)
     ]
     return g.b.op(name, *tamed)
 
@@ -291,6 +290,7 @@ def cross_entropy(g: Grower) -> Value:
 def attention(g: Grower) -> Value:
     q, k, v = g.shaped((2, 3, 2)), g.shaped((2, 3, 2)), g.shaped((2, 3, 2))
     return make(g.b, "attention", [q, k, v], causal=bool(g.rng.integers(2)), scale=0.7).outputs[0]
+
 
 LENGTH = 3
 

@@ -87,9 +87,7 @@ def pick(b: Builder, x: Value, t: Value) -> Value:
     return b.op("pick", x, t, axis=x.rank - 1)
 
 
-def norm(
-    b: Builder, x: Value, how: str = "rsqrt", divide: bool = False, axis: int = -1, centre: bool = True
-) -> Value:
+def norm(b: Builder, x: Value, how: str = "rsqrt", divide: bool = False, axis: int = -1, centre: bool = True) -> Value:
     centred = b.sub(x, row(b, mean(b, x, axis, divide), x, axis)) if centre else x
     variance = mean(b, b.mul(centred, centred), axis, divide)
     guarded = b.add(variance, b.like(1e-5, variance))
@@ -107,9 +105,7 @@ def norm(
             return b.mul(centred, row(b, b.op("pow", power, b.like(-0.5, power)), x, axis))
 
 
-def gelu(
-    b: Builder, x: Value, cube: Value, slope: float = math.sqrt(2 / math.pi), cubic: float = 0.044715
-) -> Value:
+def gelu(b: Builder, x: Value, cube: Value, slope: float = math.sqrt(2 / math.pi), cubic: float = 0.044715) -> Value:
     inner = b.scale(b.add(x, b.scale(cube, cubic)), slope)
     return b.mul(b.scale(x, 0.5), b.add(b.like(1.0, x), b.op("tanh", inner)))
 
@@ -153,9 +149,7 @@ def attention(
 
 
 def heads(b: Builder, dtype: str = "f32", t: int = 4, s: int = 4) -> tuple[Value, Value, Value]:
-    q, k, v = (
-        b.input(n, TensorType("f32", (2, 3, *c))) for n, c in (("q", (t, 6)), ("k", (s, 6)), ("v", (s, 5)))
-    )
+    q, k, v = (b.input(n, TensorType("f32", (2, 3, *c))) for n, c in (("q", (t, 6)), ("k", (s, 6)), ("v", (s, 5))))
     return b.cast(q, dtype), b.cast(k, dtype), b.cast(v, dtype)
 
 
@@ -169,17 +163,13 @@ def x_input(b: Builder, shape: Sequence[int] = SHAPE) -> Value:
 
 
 def in_other_order(b: Builder) -> Value:
-    q, k, v = (
-        b.input(n, f32(*c)) for n, c in (("q", (2, 4, 3, 6)), ("k", (2, 7, 3, 6)), ("v", (3, 2, 5, 7)))
-    )
+    q, k, v = (b.input(n, f32(*c)) for n, c in (("q", (2, 4, 3, 6)), ("k", (2, 7, 3, 6)), ("v", (3, 2, 5, 7))))
     scores = b.scale(b.product("bshd,bthd->hbst", k, q), 0.3)
     return b.product("hbes,hbst->bthe", v, softmax(b, scores, -2))
 
 
 def grouped(b: Builder) -> Value:
-    q, k, v = (
-        b.input(n, f32(*c)) for n, c in (("q", (2, 3, 2, 4, 6)), ("k", (2, 3, 4, 6)), ("v", (2, 3, 4, 5)))
-    )
+    q, k, v = (b.input(n, f32(*c)) for n, c in (("q", (2, 3, 2, 4, 6)), ("k", (2, 3, 4, 6)), ("v", (2, 3, 4, 5))))
     return attention(
         b, q, k, v, specs=("bghtd,bgsd->bghts", "bghts,bgse->bghte"), guards=True,
         masked=lambda b, x: causal(b, 4, 4, x.shape),
@@ -394,20 +384,14 @@ CAUSAL = {
 
 
 NEAR_MISSES: dict[str, Callable[[Builder], Value]] = {
-    "sum of something else": x_of(
-        lambda b, x: b.div(exponentials(b, x), row(b, total(b, b.op("exp", b.neg(x))), x))
-    ),
+    "sum of something else": x_of(lambda b, x: b.div(exponentials(b, x), row(b, total(b, b.op("exp", b.neg(x))), x))),
     "sum over two axes": x_of(
         lambda b, x: b.div(e := b.op("exp", x), b.expand_like(b.sum(e, (1, 2)), x.shape, (1, 2)))
     ),
     "guarded softmax": x_of(
-        lambda b, x: b.div(
-            e := b.op("exp", x), row(b, b.op("maximum", s := total(b, e), b.like(1e-30, s)), x)
-        )
+        lambda b, x: b.div(e := b.op("exp", x), row(b, b.op("maximum", s := total(b, e), b.like(1e-30, s)), x))
     ),
-    "pick of other logits": loss_of(
-        lambda b, x, t: b.neg(pick(b, b.sub(b.neg(x), row(b, total(b, x), x)), t))
-    ),
+    "pick of other logits": loss_of(lambda b, x, t: b.neg(pick(b, b.sub(b.neg(x), row(b, total(b, x), x)), t))),
     "variance of something else": x_of(
         lambda b, x: affine(
             b, b.mul(b.sub(x, row(b, mean(b, x), x)), row(b, b.op("rsqrt", mean(b, b.op("exp", x))), x))
@@ -530,9 +514,7 @@ def test_a_part_is_found_with_its_own_meaning(spelling: str) -> None:
     raised = raise_composites(graph)
     assert names_of(raised) == [name]
     given = inputs_of(graph)
-    np.testing.assert_allclose(
-        evaluate(raised, given)["y"], evaluate(graph, given)["y"], rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(evaluate(raised, given)["y"], evaluate(graph, given)["y"], rtol=1e-5, atol=1e-5)
 
 
 def test_a_loss_of_bf16_reads_the_narrow_logits() -> None:
@@ -627,9 +609,7 @@ def test_a_block_of_a_transformer() -> None:
     layer = ["layer-norm", "attention", "layer-norm", "gelu"]
     assert names_of(raised) == [*layer, *layer, "cross-entropy"]
     given = inputs_of(graph)
-    np.testing.assert_allclose(
-        evaluate(raised, given)["y"], evaluate(graph, given)["y"], rtol=1e-5, atol=1e-5
-    )
+    np.testing.assert_allclose(evaluate(raised, given)["y"], evaluate(graph, given)["y"], rtol=1e-5, atol=1e-5)
     bodies = [n.bodies[0] for n in raised.nodes if n.op == "composite"]
     assert bodies[0] is bodies[2] is bodies[4] and bodies[1] is bodies[5]
 

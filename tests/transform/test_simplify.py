@@ -185,24 +185,20 @@ CASES = [
         "a slice w :starts (0,0) :stops (2,3) :steps (1,1);"
         "b slice w :starts (0,3) :stops (2,6) :steps (1,1);"
         "r concat b a :axis 1",
-        "(concat (slice w starts=(0,3) steps=(1,1) stops=(2,6)) "
-        "(slice w starts=(0,0) steps=(1,1) stops=(2,3)) axis=1)",
+        "(concat (slice w starts=(0,3) steps=(1,1) stops=(2,6)) (slice w starts=(0,0) steps=(1,1) stops=(2,3)) axis=1)",
     ),
     ("r pad x :low (0,0) :high (0,0) :interior (0,0)", "x"),
     ("r pad 0.0@x :low (1,0) :high (0,0) :interior (0,0)", "0.0@3x3"),
     (
-        "a pad x :low (0,0) :high (0,3) :interior (0,0);"
-        "b pad y :low (0,3) :high (0,0) :interior (0,0); r add b a",
+        "a pad x :low (0,0) :high (0,3) :interior (0,0);b pad y :low (0,3) :high (0,0) :interior (0,0); r add b a",
         "(concat x y axis=1)",
     ),
     (
-        "a pad x :low (0,0) :high (0,4) :interior (0,0);"
-        "b pad y :low (0,3) :high (0,1) :interior (0,0); r add a b",
+        "a pad x :low (0,0) :high (0,4) :interior (0,0);b pad y :low (0,3) :high (0,1) :interior (0,0); r add a b",
         "(pad (concat x y axis=1) high=(0,1) interior=(0,0) low=(0,0))",
     ),
     (
-        "a pad x :low (0,0) :high (0,2) :interior (0,0);"
-        "b pad y :low (0,2) :high (0,0) :interior (0,0); r add a b",
+        "a pad x :low (0,0) :high (0,2) :interior (0,0);b pad y :low (0,2) :high (0,0) :interior (0,0); r add a b",
         "(add (pad x high=(0,2) interior=(0,0) low=(0,0)) (pad y high=(0,0) interior=(0,0) low=(0,2)))",
     ),
     # reductions
@@ -224,9 +220,7 @@ def test_rules(lines: str, expected: str) -> None:
 def test_every_rule_is_in_the_table_and_has_its_sentence() -> None:
     rules = {rule for rules in RULES.values() for rule in rules}
     defined = {
-        f
-        for _, f in inspect.getmembers(module, inspect.isfunction)
-        if "node" in inspect.signature(f).parameters
+        f for _, f in inspect.getmembers(module, inspect.isfunction) if "node" in inspect.signature(f).parameters
     }
     assert defined == rules
     assert all(inspect.getdoc(rule) for rule in rules)

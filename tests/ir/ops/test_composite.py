@@ -202,9 +202,7 @@ def test_gradients_are_those_of_torch(case: Case) -> None:
     cotangents = [g.numpy(), *[None] * (len(outputs) - 1)]
     found = gradients(case.name, case.arrays, cotangents, **case.params)
     bf16 = case.arrays[0].dtype == BF16
-    for x, ours, theirs in zip(
-        (a for a in case.arrays if a.dtype in (np.float32, BF16)), found, wanted, strict=True
-    ):
+    for x, ours, theirs in zip((a for a in case.arrays if a.dtype in (np.float32, BF16)), found, wanted, strict=True):
         assert ours.dtype == x.dtype
         close(ours, theirs.numpy(), 3e-2 if bf16 else 2e-5)
 
@@ -239,18 +237,14 @@ def test_gradients_are_finite_differences(case: Case, every: bool) -> None:
     def total(moved: dict[str, np.ndarray]) -> float:
         values = evaluate(graph, moved, double=True).values()
         return sum(
-            float(np.sum(np.where(w != 0, y, 0) * w))
-            for y, w in zip(values, cotangents, strict=True)
-            if w is not None
+            float(np.sum(np.where(w != 0, y, 0) * w)) for y, w in zip(values, cotangents, strict=True) if w is not None
         )
 
     for i in floats:
         direction = rng.normal(size=arrays[i].shape)
         direction = np.where(np.isfinite(arrays[i]), direction, 0)
         step = 1e-6
-        ahead, behind = (
-            total(feeds(arrays) | {f"a{i}": arrays[i] + sign * step * direction}) for sign in (1, -1)
-        )
+        ahead, behind = (total(feeds(arrays) | {f"a{i}": arrays[i] + sign * step * direction}) for sign in (1, -1))
         ours = float(np.sum(result.get(f"d{i}", np.zeros(())) * direction))
         assert ours == pytest.approx((ahead - behind) / (2 * step), rel=2e-6, abs=2e-7), i
 
@@ -311,9 +305,7 @@ def test_a_row_of_minus_infinity_has_a_logsumexp_of_minus_infinity() -> None:
 def test_targets_out_of_range_clamp_and_are_flagged_at_the_composite() -> None:
     x, targets = normal(0, 3, 5), np.array([-4, 2, 9], np.int32)
     clamped = np.array([0, 2, 4], np.int32)
-    np.testing.assert_array_equal(
-        run("cross-entropy", [x, targets])[0], run("cross-entropy", [x, clamped])[0]
-    )
+    np.testing.assert_array_equal(run("cross-entropy", [x, targets])[0], run("cross-entropy", [x, clamped])[0])
     g = [np.ones(3, np.float32), None]
     np.testing.assert_array_equal(
         gradients("cross-entropy", [x, targets], g)[0], gradients("cross-entropy", [x, clamped], g)[0]

@@ -182,9 +182,7 @@ def run_stages(spec: str, x: Array, y: Array, out: Array) -> None:
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("dtype", [np.float32, BF16, np.int32])
 @pytest.mark.parametrize("awkward", [False, True])
-def test_prepared_tiles_are_the_product(
-    spec: str, dtype: type, awkward: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_tiles_are_the_product(spec: str, dtype: type, awkward: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """awkward: every second element of larger arrays, which BLAS cannot address."""
     monkeypatch.setattr(module, "TILE_WORK", 1)
     monkeypatch.setattr(module, "LEAST_WORK", 1)
@@ -193,9 +191,7 @@ def test_prepared_tiles_are_the_product(
     expected = call("product", x, y, spec=spec)
     out = np.empty_like(expected)
     if awkward:
-        x, y, out = (
-            np.repeat(a, 2, -1)[..., ::2] if a.ndim else a for a in (x, y, np.asarray(out))
-        )
+        x, y, out = (np.repeat(a, 2, -1)[..., ::2] if a.ndim else a for a in (x, y, np.asarray(out)))
     run_stages(spec, x, y, out)
     np.testing.assert_allclose(out, expected, 1e-5, 1e-5)
 

@@ -29,11 +29,7 @@ def torch_conv(torch: Any, x: Any, kernel: Any, attrs: dict[str, Any]) -> Any:
     wide = torch.zeros(*x.shape[:2], *spread, dtype=x.dtype)
     cuts = tuple(slice(None, None, d) for d in attrs["input_dilation"])
     wide[(slice(None), slice(None), *cuts)] = x
-    pads = [
-        p
-        for low, high in zip(reversed(attrs["low"]), reversed(attrs["high"]), strict=True)
-        for p in (low, high)
-    ]
+    pads = [p for low, high in zip(reversed(attrs["low"]), reversed(attrs["high"]), strict=True) for p in (low, high)]
     wide = torch.nn.functional.pad(wide, pads)
     weight = kernel.permute(rank + 1, rank, *range(rank))
     conv = (torch.nn.functional.conv1d, torch.nn.functional.conv2d, torch.nn.functional.conv3d)[rank - 1]
@@ -105,9 +101,7 @@ def test_transposed_convolution() -> None:
         stride=2,
         padding=1,
     )
-    np.testing.assert_allclose(
-        call("conv", x, kernel, **attrs), expected.permute(0, 2, 3, 1), rtol=1e-4, atol=1e-5
-    )
+    np.testing.assert_allclose(call("conv", x, kernel, **attrs), expected.permute(0, 2, 3, 1), rtol=1e-4, atol=1e-5)
 
 
 def test_bf16_operands_give_f32_and_bf16_cotangents() -> None:
@@ -133,9 +127,7 @@ def test_the_result_does_not_depend_on_the_window_memory(monkeypatch: pytest.Mon
 
 
 def test_flops() -> None:
-    _, node = build(
-        "conv", (normal(1, 2, 8, 8, 4), normal(2, 3, 3, 2, 6)), settings(2, low=1, high=1, groups=2)
-    )
+    _, node = build("conv", (normal(1, 2, 8, 8, 4), normal(2, 3, 3, 2, 6)), settings(2, low=1, high=1, groups=2))
     assert OPS["conv"].cost(node).flops == 2 * (2 * 8 * 8 * 6) * 3 * 3 * 2
 
 

@@ -36,8 +36,7 @@ DIFFERENTIABLE = [
 SECOND_ORDER = [
     case
     for case in DIFFERENTIABLE
-    if all(t.dtype not in ("bf16", "f64") for t in case.values[1].types)
-    and case.values[0].work is not Work.MAP
+    if all(t.dtype not in ("bf16", "f64") for t in case.values[1].types) and case.values[0].work is not Work.MAP
 ]
 """Cases whose gradient is differentiated again; the elementwise ones are compositions of one another."""
 
@@ -77,9 +76,7 @@ def as_tuple(result: Array | tuple[Array, ...]) -> tuple[Array, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def run(
-    b: Builder, outputs: Sequence[Value], arrays: Sequence[Array], *, double: bool = False
-) -> list[Array]:
+def run(b: Builder, outputs: Sequence[Value], arrays: Sequence[Array], *, double: bool = False) -> list[Array]:
     """The values of `outputs`, given the arrays of inputs x0, x1, …"""
     graph = b.graph("test", [(str(i), v) for i, v in enumerate(outputs)])
     return list(evaluate(graph, {f"x{i}": a for i, a in enumerate(arrays)}, double=double).values())
@@ -115,9 +112,7 @@ def dotted(results: Sequence[Array], cotangents: Sequence[Array | None]) -> floa
 @pytest.mark.parametrize(("op", "sample"), DIFFERENTIABLE)
 def test_gradient_agrees_with_finite_differences(op: OpDef, sample: Sample) -> None:
     b, node = built(op, sample)
-    arrays = [
-        a.astype(ORACLE_DTYPES[t.dtype]) for a, t in zip(arrays_of(op, sample), sample.types, strict=True)
-    ]
+    arrays = [a.astype(ORACLE_DTYPES[t.dtype]) for a, t in zip(arrays_of(op, sample), sample.types, strict=True)]
     rng = np.random.default_rng(5)
     feeds: list[Array] = list(arrays)
     cotangents: list[Value | None] = []
@@ -136,9 +131,7 @@ def test_gradient_agrees_with_finite_differences(op: OpDef, sample: Sample) -> N
     wanted = [(i, g) for i, g in enumerate(gradients) if g is not None]
     for i, g in wanted:
         assert g.type == node.inputs[i].type
-    computed = dict(
-        zip([i for i, _ in wanted], run(b, [g for _, g in wanted], feeds, double=True), strict=True)
-    )
+    computed = dict(zip([i for i, _ in wanted], run(b, [g for _, g in wanted], feeds, double=True), strict=True))
     for i, (array, type) in enumerate(zip(arrays, sample.types, strict=True)):
         if not type.is_float:
             assert i not in computed
@@ -226,9 +219,7 @@ def test_stacked_is_a_loop_over_microbatches(op: OpDef, sample: Sample) -> None:
         assert [o.type for o in outputs] == [t.with_shape((STACKED, *t.shape)) for t in node.types]
         together = run(stacked, outputs, arrays)
         for k in range(STACKED):
-            alone = run(
-                b, node.outputs, [a[k] if flag else a for a, flag in zip(arrays, batched, strict=True)]
-            )
+            alone = run(b, node.outputs, [a[k] if flag else a for a, flag in zip(arrays, batched, strict=True)])
             for whole, part, type in zip(together, alone, node.types, strict=True):
                 assert_same(whole[k], part, type, exact=op.work not in (Work.CONTRACT, Work.CONV))
 

@@ -58,13 +58,9 @@ def loop_scatter(x: Array, i: Array, v: Array, axis: int, num_batch: int, fold: 
 
 @pytest.mark.parametrize(("x_shape", "i_shape", "axis", "num_batch"), CASES)
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_gather(
-    x_shape: tuple[int, ...], i_shape: tuple[int, ...], axis: int, num_batch: int, dtype: type
-) -> None:
+def test_gather(x_shape: tuple[int, ...], i_shape: tuple[int, ...], axis: int, num_batch: int, dtype: type) -> None:
     x, i = normal(1, *x_shape), ids(2, i_shape, -2, x_shape[axis] + 2, dtype)
-    np.testing.assert_array_equal(
-        call("gather", x, i, axis=axis, batch=num_batch), loop_gather(x, i, axis, num_batch)
-    )
+    np.testing.assert_array_equal(call("gather", x, i, axis=axis, batch=num_batch), loop_gather(x, i, axis, num_batch))
     turned = np.asfortranarray(x)
     np.testing.assert_array_equal(
         call("gather", turned, i, axis=axis, batch=num_batch), loop_gather(x, i, axis, num_batch)

@@ -31,9 +31,7 @@ TRIP = np.array(3, np.int32)
         ),
     ],
 )
-def test_known_answers_of_random123(
-    counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]
-) -> None:
+def test_known_answers_of_random123(counter: tuple[int, ...], key: tuple[int, int], expected: tuple[int, ...]) -> None:
     found = philox([np.full(3, word, np.uint64) for word in counter], key)
     for word, wanted in zip(found, expected, strict=True):
         assert word.tolist() == [wanted] * 3
@@ -54,9 +52,7 @@ def test_uniform_is_the_upper_24_bits() -> None:
     found = call("random-uniform", STREAM, TRIP, shape=(3, 7), site=5)
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found.reshape(-1), ((bits(6) >> np.uint64(8)) * 2.0**-24)[:21])
-    np.testing.assert_array_equal(
-        found, call("random-uniform", STREAM, TRIP, double=True, shape=(3, 7), site=5)
-    )
+    np.testing.assert_array_equal(found, call("random-uniform", STREAM, TRIP, double=True, shape=(3, 7), site=5))
 
 
 def test_normal_is_the_transform_of_pairs() -> None:
