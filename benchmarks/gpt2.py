@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from sexpgpu.backend.cuda.device import CudaDevice, open_cuda
+from sexpgpu.backend.cuda.lowering import is_library_call
 from sexpgpu.backend.cuda.session import CudaSession
 from sexpgpu.backend.cuda.traffic import copied_bytes, fewest_bytes, moved_bytes
 from sexpgpu.backend.protocol import Budget, Call
@@ -81,8 +82,8 @@ def main() -> None:
     for phase in names:
         lowered = session.lowered[phase]
         steps = plan.phases[phase]
-        moved = sum(moved_bytes(steps, lowered.regions)) + copied_bytes(steps)
-        fewest = fewest_bytes(steps, lowered.regions)
+        moved = sum(moved_bytes(steps)) + copied_bytes(steps)
+        fewest = fewest_bytes(steps, is_library_call)
         emit(
             what="lowered", phase=phase, actions=len(lowered.actions), kinds=_counts(lowered.kinds),
             moved_bytes=moved, fewest_bytes=fewest,

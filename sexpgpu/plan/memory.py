@@ -17,6 +17,7 @@ from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.phase import PhasePlan, Step, plan_in_two_passes, plan_phase
+from sexpgpu.plan.regions import Rules
 
 GIB = 1 << 30
 PART_OF_ROLE = {
@@ -53,6 +54,7 @@ class MemoryProfile:
     by_body: composites that run as the steps of their body; the others are one step.
     max_tensor_bytes: the largest tensor that the device can hold; None: no limit of its own.
     loop_bytes: what the body of a loop runs in; all loops of a program share one such buffer.
+    rules: what the device does as one piece of work; None: it works node by node.
     """
 
     title: str
@@ -62,6 +64,7 @@ class MemoryProfile:
     by_body: Callable[[Node], bool] = _is_composite
     max_tensor_bytes: int | None = None
     loop_bytes: Callable[[Node], int] = _no_workspace
+    rules: Rules | None = None
 
 
 @dataclass(frozen=True, slots=True)

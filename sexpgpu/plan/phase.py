@@ -17,6 +17,7 @@ from sexpgpu.plan.arena import Cell, aligned, live_peak, place
 from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.flatten import Flat, Item, flatten, orders
 from sexpgpu.plan.layout import ARENA, VIEWS, Layout, Strides, contiguous, is_contiguous
+from sexpgpu.plan.regions import Rules, form_regions, may_overwrite
 from sexpgpu.plan.schedule import Task, best_order
 
 
@@ -88,6 +89,11 @@ class Profile(Protocol):
         """Whether a node runs as the steps of its body."""
         ...
 
+    @property
+    def rules(self) -> Rules | None:
+        """What the device does as one piece of work; None: node by node."""
+        ...
+
     def workspace_bytes(self, node: Node) -> int:
         """What a step allocates for itself beside its outputs."""
         ...
@@ -148,10 +154,11 @@ class _PhasePlanner:
         self.profile = profile
         self.constants = constants
         self.flat: Flat = flatten(phase.graph, profile.by_body)
+        self.orders = orders(phase.graph, self.flat)
+        if profile.rules is not None:
+            self.flat, self.orders = form_regions(self.flat, self.orders, profile.rules)
         self.windows: list[_Window | None] = [None] * len(self.flat.types)
-        self.fixed: dict[
-            int, Layout
-        ] = {}  # owners outside the arena: slots, feeds, constants, placed outputs
+        self.fixed: dict[int, Layout] = {}  # owners outside the arena: slots, feeds, constants, placed outputs
         self.slot_owner: dict[str, int] = {}
         self.last: dict[int, int] = {}  # the step that reads an owner last
         self.cell_of: dict[int, int] = {}
@@ -186,11 +193,7 @@ class _PhasePlanner:
             },
             commits=self._commits(placed, saved, offsets),
             placed=tuple(placed),
-            layouts={
-                v: self._layout(n, offsets)
-                for v, n in self.flat.numbers.items()
-                if self.windows[n] is not None
-            },
+            layouts={v: self._layout(n, offsets) for v, n in self.flat.numbers.items() if self.windows[n] is not None},
             arena_bytes=arena_bytes,
             live_bytes=live_bytes,
             peak_step=peak_step,
@@ -264,10 +267,7 @@ class _PhasePlanner:
             for value, size in sizes.items():
                 owner_bytes[value] = 0 if value in outputs else size
             tasks.append(Task(self._owners(item.inputs), item.outputs, sum(sizes.values())))
-        choices = [
-            [numbered[id(item)] for item in order if id(item) in numbered]
-            for order in orders(self.phase.graph, self.flat)
-        ]
+        choices = [[numbered[id(item)] for item in order if id(item) in numbered] for order in self.orders]
         return [items[number] for number in best_order(choices, tasks, owner_bytes)]
 
     def _lifetimes(self, items: list[Item]) -> None:
@@ -287,7 +287,7 @@ class _PhasePlanner:
 
     def _may_overwrite(self, item: Item, owner: int, output: int) -> bool:
         """Whether `item` may write `output` over `owner`, which it reads: element by element, in step."""
-        if OPS[item.node.op].work is not Work.MAP or self._bytes(owner) != self._bytes(output):
+        if self._bytes(owner) != self._bytes(output) or not may_overwrite(item.node, item.outputs.index(output)):
             return False
         return all(self._aligned_with(v, owner) for v in item.inputs if self._window(v).owner == owner)
 
@@ -330,14 +330,12 @@ class _PhasePlanner:
                     self.cells[cell].end = end
 
     def _inherits(self, step: int, item: Item, output: int) -> int | None:
-        if OPS[item.node.op].work is not Work.MAP:
-            return None
         for owner in self._owners(item.inputs):
-            if (
-                owner in self.cell_of
-                and self.last[owner] == step
-                and self._may_overwrite(item, owner, output)
-            ):
+            cell = self.cell_of.get(owner)
+            # A cell that another output of the step has taken lasts longer than its owner.
+            if cell is None or self.last[owner] != step or self.cells[cell].end != step:
+                continue
+            if self._may_overwrite(item, owner, output):
                 return owner
         return None
 
@@ -350,11 +348,7 @@ class _PhasePlanner:
         found: dict[int, Cell] = {}
         for name, value in self.flat.outputs:
             owner = self._window(value).owner
-            if (
-                name.startswith(SLOT)
-                and owner in written
-                and not self._is_slot(value, name.removeprefix(SLOT))
-            ):
+            if name.startswith(SLOT) and owner in written and not self._is_slot(value, name.removeprefix(SLOT)):
                 found[value] = Cell(end, end, self._bytes(value))
         return list(found.items())
 
@@ -362,9 +356,7 @@ class _PhasePlanner:
         owner = self.slot_owner.get(slot)
         return owner is not None and self._window(value).owner == owner and self._aligned_with(value, owner)
 
-    def _commits(
-        self, placed: dict[str, int], saved: dict[int, Layout], offsets: list[int]
-    ) -> tuple[Copy, ...]:
+    def _commits(self, placed: dict[str, int], saved: dict[int, Layout], offsets: list[int]) -> tuple[Copy, ...]:
         commits = []
         for name, value in self.flat.outputs:
             slot = name.removeprefix(SLOT)

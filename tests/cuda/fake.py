@@ -18,6 +18,7 @@ from sexpgpu.backend.cuda.session import Toolbox
 from sexpgpu.backend.kernels.flags import flagged
 from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.ir.evaluate import run_graph
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Array, Context, Work
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
@@ -267,8 +268,8 @@ class FakePrinters:
         return self._launch((*operands, *[("output", i) for i in range(len(writes))]), run)  # type: ignore[arg-type]
 
     def print_rows(self, program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Launch:
-        node, num_blocks = program.node, program.num_blocks
-        summed = [node.bodies[0].output_values.index(member.outputs[0]) for member in program.column_sums]
+        body, num_blocks = program.body, program.num_blocks
+        summed = [body.output_values.index(member.outputs[0]) for member in program.column_sums]
         kept = [i for i in range(len(outputs)) if i not in summed]
         operands = [x.operand for x in inputs] + [outputs[i].operand for i in kept]
         operands += [("workspace", i) for i in range(len(summed))] + ([("flag", 0)] if program.picks else [])
@@ -277,7 +278,7 @@ class FakePrinters:
             arrays = [typed(p, x.type, x.layout).copy() for p, x in zip(pointers, inputs, strict=False)]
             ctx = Context(flag=lambda _, message: _raise_flag(pointers[-1], message, program.picks[0]))
             with np.errstate(all="ignore"):
-                found = OPS[node.op].meaning(ctx, node, arrays)
+                found = run_graph(ctx, body, arrays)
             for p, i in zip(pointers[len(inputs) :], kept, strict=False):
                 typed(p, outputs[i].type, outputs[i].layout)[...] = found[i]
             for p, i in zip(pointers[len(inputs) + len(kept) :], summed, strict=False):

@@ -10,7 +10,7 @@ import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.cuda import rows
-from sexpgpu.backend.cuda.lowering import _sum_of_bf16
+from sexpgpu.backend.cuda.lowering import narrow_sum
 from sexpgpu.backend.cuda.rows import partial_bytes, print_rows, program_of, sums_of_partials
 from sexpgpu.backend.kernels.cuda import print_step, workspace_bytes
 from sexpgpu.backend.kernels.flags import flag_message, read_flag
@@ -51,17 +51,17 @@ def node_of(name: str, rows_: tuple[int, ...], width: int, dtype: str = "f32") -
 
 def test_what_is_a_row_program() -> None:
     for name in ("softmax", "logsumexp-gradient", "cross-entropy", "layer-norm-gradient", "rms-norm"):
-        assert program_of(node_of(name, (3, 4), 128)) is not None, name
-    assert program_of(node_of("gelu", (3, 4), 128)) is None, "elementwise steps are fused with their neighbours"
-    assert program_of(node_of("softmax", (3, 4), 12)) is None, "short rows"
-    assert program_of(node_of("layer-norm-gradient", (3, 4), 50304)) is None, "too many columns to sum in registers"
-    assert program_of(node_of("layer-norm", (128,), 128)) is not None, "as many rows as columns"
+        assert program_of(node_of(name, (3, 4), 128).bodies[0]) is not None, name
+    assert program_of(node_of("gelu", (3, 4), 128).bodies[0]) is None, "elementwise steps are fused with their neighbours"
+    assert program_of(node_of("softmax", (3, 4), 12).bodies[0]) is None, "short rows"
+    assert program_of(node_of("layer-norm-gradient", (3, 4), 50304).bodies[0]) is None, "too many columns to sum in registers"
+    assert program_of(node_of("layer-norm", (128,), 128).bodies[0]) is not None, "as many rows as columns"
 
 
 def run(
     node: Node, arrays: list[Array], folder: Path, backwards: bool, narrow: bool, padding: int = 0
 ) -> tuple[list[Array], list[str]]:
-    program = program_of(node)
+    program = program_of(node.bodies[0])
     assert program is not None
     inputs = []
     for value, array in zip(node.inputs, arrays, strict=True):
@@ -146,13 +146,15 @@ def test_kernels(
 def test_a_sum_of_bf16(shape: tuple[int, ...], axes: tuple[int, ...], tmp_path: Path) -> None:
     """What a cast to f32 and a sum become: the sum reads bf16, its workspaces are those of the sum of f32."""
     b = Builder()
-    summed = b.sum(b.input("x", TensorType("f32", shape)), axes).node
+    narrow = b.input("x0", TensorType("bf16", shape))
+    summed = b.sum(b.cast(narrow, "f32"), axes).node
+    region = b.node("region", [narrow], {"kind": "sum"}, (b.graph("region", [("y0", summed.outputs[0])], [narrow]),))
     x, out = (
         Placed(TensorType("bf16", shape), contiguous(shape)),
         Placed(summed.types[0], contiguous(summed.types[0].shape)),
     )
     x.array[...] = np.random.default_rng(0).normal(size=shape).astype(NUMPY_DTYPES["bf16"])
-    node = _sum_of_bf16(summed, b.input("y", TensorType("bf16", shape)))
+    node = narrow_sum(Step(region, (x.layout,), (out.layout,))).node
     sizes = workspace_bytes(Step(summed, (x.layout,), (out.layout,)))
     raw = [np.zeros(n + 16, np.uint8) for n in sizes]
     launches = print_step(Step(node, (x.layout,), (out.layout,)))

@@ -75,6 +75,27 @@ def is_attention(node: Node) -> bool:
     return node.op == "composite" and node.attrs["name"] in (FORWARD, BACKWARD)
 
 
+def rounded_edges(node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The inputs and outputs, by number, that the library takes and gives as bf16."""
+    return ((3, 5), (0, 1, 2)) if node.attrs["name"] == BACKWARD else ((), (0,))
+
+
+def attention_within(step: Step) -> Step:
+    """The composite of a region as a step of its own, whose casts at the edges are left out; or the step itself."""
+    if step.node.op != "region":
+        return step
+    body = step.node.bodies[0]
+    (node,) = [member for member in body.nodes if is_attention(member)]
+    known = dict(zip(body.inputs, step.inputs, strict=True))
+    known |= dict(zip(body.output_values, step.outputs, strict=True))
+    cast = {member.inputs[0]: member.outputs[0] for member in body.nodes if member.op == "cast"}
+    inputs = [value if value in known else value.node.inputs[0] for value in node.inputs]
+    outputs = [value if value in known else cast[value] for value in node.outputs]
+    types = tuple([value.type for value in outputs])
+    narrow = Node(node.id, node.op, tuple(inputs), node.attrs, types, node.bodies, step.node.origin)
+    return Step(narrow, tuple([known[v] for v in inputs]), tuple([known[v] for v in outputs]))
+
+
 def attention_of(step: Step, packed: bool = False) -> Attention:
     """The graph for a step. packed: as if no operand could be taken as it lies."""
     node = step.node

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sexpgpu.backend.cuda.attention import MIN_VERSION, Built, Cudnn, attention_of, is_attention, reason_against
+from sexpgpu.backend.cuda.attention import (
+    MIN_VERSION,
+    Built,
+    Cudnn,
+    attention_of,
+    is_attention,
+    reason_against,
+    rounded_edges,
+)
 from sexpgpu.backend.cuda.blas import Blas, load_library
 from sexpgpu.backend.cuda.driver import Driver, DriverError
 from sexpgpu.backend.cuda.lowering import lower, node_workspace
@@ -30,7 +38,9 @@ from sexpgpu.ir.ops.scan import places
 from sexpgpu.ir.program import Program
 from sexpgpu.plan.layout import Layout, contiguous
 from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_memory
+from sexpgpu.plan.narrow import narrow_program
 from sexpgpu.plan.phase import Step
+from sexpgpu.plan.regions import Rules
 from sexpgpu.plan.unroll import num_unrolled, unroll_program
 from sexpgpu.source import Span
 
@@ -91,10 +101,18 @@ class CudaDevice:
     @cached_property
     def profile(self) -> MemoryProfile:
         """What the planner knows of this device."""
-        return MemoryProfile("cuda", workspace_bytes=self._workspace_bytes, by_body=self.runs_by_body)
+        rules = Rules(lambda body: program_of(body) is not None, _narrows, self._attends)
+        return MemoryProfile("cuda", workspace_bytes=self._workspace_bytes, by_body=self.runs_by_body, rules=rules)
 
     def _workspace_bytes(self, node: Node) -> int:
         return node_workspace(node, self.tools.printers)
+
+    def _attends(self, node: Node) -> bool:
+        """Whether a library takes a node whole, as attention."""
+        return is_attention(node) and self.missed(node) is None
+
+    def _edges(self, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return rounded_edges(node) if self._attends(node) else ((), ())
 
     def runs_by_body(self, node: Node) -> bool:
         """Whether a node runs as the steps of its body."""
@@ -103,7 +121,7 @@ class CudaDevice:
     def missed(self, node: Node) -> str | None:
         """Why a composite runs by its body; None where a library or a row program takes it whole."""
         if not is_attention(node):
-            if program_of(node) is not None:
+            if program_of(node.bodies[0]) is not None:
                 return None
             works = {OPS[member.op].work for member in node.bodies[0].nodes}
             folds = works - {Work.INPUT, Work.FILL, Work.MAP, Work.MOVE}
@@ -129,7 +147,7 @@ class CudaDevice:
         budget: the size of a smaller card to plan for; what others hold of the real one is held of that one too.
         """
         refuse_long_loops(program)
-        program = unroll_program(program)
+        program = narrow_program(unroll_program(program), self._edges)
         self.tools.driver.use()
         free, total = self.tools.driver.memory()
         if budget.bytes is not None:
@@ -144,6 +162,11 @@ class CudaDevice:
         """The body of the lowering report: what each phase became, and which patterns were taken or missed."""
         phases = [lower(phase, self.tools) for phase in plan.phases.values()]
         return report_lines(Report(plan, phases, self.missed))
+
+
+def _narrows(node: Node) -> bool:
+    """Whether the library writes a product as bf16."""
+    return node.inputs[0].dtype == "bf16"
 
 
 def refuse_long_loops(program: Program) -> None:

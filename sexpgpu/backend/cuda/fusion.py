@@ -1,80 +1,47 @@
-"""Elementwise steps that follow one another as one kernel: what one makes and the next reads stays in registers.
+"""The kernel of a region of elementwise work: what one line makes and the next reads stays in registers.
 
-Flow: `lowering` asks for the longest group that begins at a step. A value is written only if it outlives the group.
+Flow: `lowering` asks for the group of a step, and prints it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from sexpgpu.backend.kernels.dialects import CUDA
-from sexpgpu.backend.kernels.flags import flagged
 from sexpgpu.backend.kernels.launch import BLOCK, MULTIPROCESSORS, Launch, kernel
 from sexpgpu.backend.kernels.nest import Nest, unsigned
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.ir.graph import Node
-from sexpgpu.ir.opdef import OPS, Work
-from sexpgpu.ir.types import ITEM_BYTES, TensorType
-from sexpgpu.plan.layout import ARENA, Layout, extent
+from sexpgpu.ir.graph import Value as IrValue
+from sexpgpu.ir.ops.rules import attr_ints
+from sexpgpu.ir.types import TensorType
+from sexpgpu.plan.layout import Layout
 from sexpgpu.plan.phase import Step
 
-MAX_STEPS = 48
-MAX_HOISTED = 4
-"""Steps of other shapes that a group may reach over: a bias that is cast, a mean that is scaled."""
-MAX_OPERANDS = 20
-"""Of a group, read or written: enough for an optimizer's rule, few enough for the registers of a thread."""
 MAX_HELD_BYTES = 96
 """What one thread reads before it computes; more threads in flight beat more bytes in one."""
-
-Span = tuple[str, int, int]
-
-
-def overlap(one: Span, other: Span) -> bool:
-    """Whether two ranges share a byte."""
-    return one[0] == other[0] and one[1] < other[2] and other[1] < one[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A value in memory: where it lies, its type, and the bytes between which that is."""
+    """A value in memory: where it lies, and its type."""
 
     layout: Layout
     type: TensorType
-    span: Span = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        low, high = extent(self.type.shape, self.layout.strides)
-        item, start = ITEM_BYTES[self.type.dtype], self.layout.offset_bytes
-        object.__setattr__(self, "span", (self.layout.buffer, start + low * item, start + (high + 1) * item))
-
-
-def reads_of(step: Step) -> list[Value]:
-    """What a step reads."""
-    return [Value(layout, v.type) for layout, v in zip(step.inputs, step.node.inputs, strict=True)]
-
-
-def value_of(step: Step) -> Value:
-    """What a step of one output makes."""
-    return Value(step.outputs[0], step.node.types[0])
 
 
 @dataclass(slots=True)
 class Group:
-    """Steps as one kernel.
+    """Elementwise work as one kernel.
 
-    hoisted: steps between them, to run before. reads, writes: values and the names of their registers. lines: node,
-    names of its operands, name of its value. dies: ranges of the arena that hold nothing once all of it has run.
-    num_steps: how many steps it stands for, the hoisted ones among them.
+    reads, writes: values as the kernel walks over them, and the names of their registers. lines: node, names of its
+    operands, name of its value.
     """
 
     shape: tuple[int, ...]
-    hoisted: tuple[Step, ...] = ()
     reads: dict[Value, str] = field(default_factory=dict)
     lines: list[tuple[Node, tuple[str, ...], str]] = field(default_factory=list)
     writes: dict[Value, str] = field(default_factory=dict)
-    dies: tuple[tuple[int, int], ...] = ()
-    num_steps: int = 0
 
     @property
     def places(self) -> tuple[Layout, ...]:
@@ -82,118 +49,39 @@ class Group:
         return tuple([value.layout for value in (*self.reads, *self.writes)])
 
 
-def fusible(step: Step) -> bool:
-    """Whether a step may be part of a group."""
-    node = step.node
-    if OPS[node.op].work is not Work.MAP or flagged(node) or not node.types[0].size:
-        return False
-    return all(value.shape == node.types[0].shape for value in node.inputs)
+def group_of(step: Step) -> Group:
+    """The kernel of a region of elementwise work.
 
-
-def longest_group(steps: Sequence[Step], position: int, at_least: int = 2) -> Group | None:
-    """The longest group that begins at `position`; None if it has fewer steps than `at_least`."""
-    shape = steps[position].node.types[0].shape
-    members: list[Step] = []
-    hoisted: list[Step] = []
-    ends: list[tuple[int, int]] = []
-    for step in steps[position : position + MAX_STEPS]:
-        if not fusible(step):
-            break
-        if step.node.types[0].shape == shape:
-            members.append(step)
-            ends.append((len(members), len(hoisted)))
-        elif len(hoisted) < MAX_HOISTED and _may_hoist(step, members):
-            hoisted.append(step)
-        else:
-            break
-    for num_members, num_hoisted in reversed(ends[at_least - 1 :]):
-        group = _group(members[:num_members], shape, tuple(hoisted[:num_hoisted]))
-        if group is not None:
-            return group
-    return None
-
-
-def _may_hoist(step: Step, over: Sequence[Step]) -> bool:
-    """Whether `step` may run before the steps `over`: it reads nothing of theirs, and writes where they do nothing."""
-    own, made = reads_of(step), value_of(step)
-    for other in over:
-        written, read = value_of(other), reads_of(other)
-        if any(overlap(made.span, each.span) for each in (written, *read)):
-            return False
-        if any(overlap(each.span, written.span) for each in own):
-            return False
-    return True
-
-
-def _group(steps: Sequence[Step], shape: tuple[int, ...], hoisted: tuple[Step, ...]) -> Group | None:
-    """These steps as a group, if no thread then reads what another has written."""
-    group = Group(shape, hoisted, num_steps=len(steps) + len(hoisted))
-    known: dict[Value, str] = {}
-    written: list[Span] = []
-    for step in steps:
-        names = []
-        for value in reads_of(step):
-            if value not in known:
-                if any(overlap(value.span, other) for other in written):
-                    return None
-                known[value] = group.reads[value] = f"r{len(group.reads)}"
-            names.append(known[value])
-        made = value_of(step)
-        for table in (known, group.writes):
-            for other in [other for other in table if overlap(other.span, made.span)]:
-                del table[other]
-        known[made] = group.writes[made] = f"v{len(group.lines)}"
-        written.append(made.span)
-        group.lines.append((step.node, tuple(names), known[made]))
-        group.dies += step.dies
-        for start, num_bytes in step.dies:
-            dead = (ARENA, start, start + num_bytes)
-            for value in [value for value in group.writes if _within(value.span, dead)]:
-                del group.writes[value]
-    return group if _is_safe(group) else None
-
-
-def _is_safe(group: Group) -> bool:
-    """Whether the kernel has few enough operands, and no thread overwrites what another is still to read."""
-    if len(group.reads) + len(group.writes) > MAX_OPERANDS:
-        return False
-    return all(_in_step(read, write) for read in group.reads for write in group.writes)
-
-
-def narrowed(group: Group, made: Value, layout: Layout) -> Group | None:
-    """The group as if `made`, an f32 that it reads, lay at `layout` as bf16 already.
-
-    None unless all that the group does with it is to cast it to bf16, and nothing reads it later.
+    A value of fewer axes is read, or made, at each element; what it is repeated along has a stride of 0.
     """
-    name = group.reads.get(made)
-    users = [line for line in group.lines if name in line[1]]
-    casts = {line[2] for line in users if line[0].op == "cast" and line[0].types[0].dtype == "bf16"}
-    dies = any(_within(made.span, (ARENA, start, start + num_bytes)) for start, num_bytes in group.dies)
-    if name is None or len(casts) != len(users) or not dies:
-        return None
-    renamed = {cast: name for cast in casts}
-    narrow = Value(layout, made.type.with_dtype("bf16"))
-    changed = replace(
-        group,
-        reads={narrow if value == made else value: register for value, register in group.reads.items()},
-        lines=[
-            (node, tuple([renamed.get(each, each) for each in names]), result)
-            for node, names, result in group.lines
-            if result not in casts
-        ],
-        writes={value: renamed.get(register, register) for value, register in group.writes.items()},
-    )
-    return changed if _is_safe(changed) else None
+    body = step.node.bodies[0]
+    layouts = dict(zip(body.inputs, step.inputs, strict=True))
+    group = Group(step.node.types[0].shape)
+    known: dict[tuple[IrValue, tuple[int, ...]], str] = {}
 
+    def named(value: IrValue, axes: tuple[int, ...]) -> str:
+        """The register of a value whose axes are these of the walk."""
+        key = (value, axes)
+        if key not in known:
+            node = value.node
+            if value in layouts:
+                strides = [0] * len(group.shape)
+                for axis, stride in zip(axes, layouts[value].strides, strict=True):
+                    strides[axis] = stride
+                read = Value(replace(layouts[value], strides=tuple(strides)), value.type.with_shape(group.shape))
+                known[key] = group.reads.setdefault(read, f"r{len(group.reads)}")
+            elif node.op == "broadcast":
+                known[key] = named(node.inputs[0], tuple([axes[axis] for axis in attr_ints(node.attrs, "axes")]))
+            else:
+                operands = tuple([named(x, axes) for x in node.inputs])
+                known[key] = f"v{len(group.lines)}"
+                group.lines.append((node, operands, known[key]))
+        return known[key]
 
-def _within(one: Span, other: Span) -> bool:
-    return one[0] == other[0] and other[1] <= one[1] and one[2] <= other[2]
-
-
-def _in_step(read: Value, write: Value) -> bool:
-    """Whether a thread that writes an element overwrites no other element that is still to be read."""
-    same = read.layout == write.layout and ITEM_BYTES[read.type.dtype] == ITEM_BYTES[write.type.dtype]
-    return same or not overlap(read.span, write.span)
+    whole = tuple(range(len(group.shape)))
+    for value, layout in zip(body.output_values, step.outputs, strict=True):
+        group.writes[Value(layout, value.type)] = named(value, whole)
+    return group
 
 
 def print_group(group: Group) -> Launch:
@@ -254,7 +142,7 @@ def _element(group: Group, inputs: dict[str, Argument], memory: dict[str, str], 
     ]
     for node, names, made in group.lines:
         dtype = node.types[0].dtype
-        value = CUDA.expression(node, names)
+        value = CUDA.literal(node) if node.op == "constant" else CUDA.expression(node, names)
         if dtype == "bf16":
             value = CUDA.load(dtype, CUDA.store(dtype, value))
         lines.append(f"const {CUDA.registers[dtype]} {made} = {value};")

@@ -13,18 +13,16 @@ from itertools import combinations
 from typing import Protocol
 
 from sexpgpu.backend.cuda import copies, gemm
-from sexpgpu.backend.cuda.attention import Attention, attention_of, is_attention, workspace_estimate
+from sexpgpu.backend.cuda.attention import Attention, attention_of, attention_within, is_attention, workspace_estimate
 from sexpgpu.backend.cuda.blas import DATA_TYPES, WORKSPACE_BYTES, alignment
-from sexpgpu.backend.cuda.fusion import Group, Value, fusible, longest_group, narrowed, overlap, reads_of, value_of
+from sexpgpu.backend.cuda.fusion import Group, group_of
 from sexpgpu.backend.cuda.gemm import Gemm
 from sexpgpu.backend.cuda.rows import Program, nodes_of_partials, partial_bytes, program_of, sums_of_partials
-from sexpgpu.backend.cuda.traffic import Region
 from sexpgpu.backend.kernels.flags import FLAG_BYTES
 from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node
-from sexpgpu.ir.graph import Value as IrValue
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.contract import flop_sizes
 from sexpgpu.ir.program import FEED
@@ -32,6 +30,7 @@ from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.layout import ARENA, Layout, Strides, contiguous, is_contiguous
 from sexpgpu.plan.phase import Copy, PhasePlan, Step
+from sexpgpu.plan.regions import ATTENTION, MAPS, PRODUCT, ROWS, SUM
 
 WORKSPACE, OUTBOX, HALT = "workspace", "outbox", "halt"
 _SLACK = 2
@@ -173,8 +172,8 @@ class Lowered:
     """A phase as actions.
 
     kinds: of each action, a word for reports and timings; labels: what it is made of. flags: the node behind each
-    fault record. regions: the steps that were lowered together. results: where they lie in the outbox. feeds: where
-    each lies in the inbox. apply: what to run where the decision holds.
+    fault record. results: where they lie in the outbox. feeds: where each lies in the inbox. apply: what to run where
+    the decision holds.
     """
 
     name: str
@@ -188,7 +187,6 @@ class Lowered:
     inbox_bytes: int
     workspace_bytes: int
     guard: str | None
-    regions: tuple[Region, ...] = ()
     apply: Lowered | None = None
 
     @property
@@ -199,14 +197,42 @@ class Lowered:
 
 def node_workspace(node: Node, printers: Printers) -> int:
     """What a step will need at most, as far as that can be told before its layouts are known."""
-    if is_attention(node):
-        return workspace_estimate(node)
-    program = program_of(node)
+    kind = _kind(node)
+    if kind == ATTENTION:
+        return workspace_estimate(attention_within(_as_placed(node)).node)
+    program = program_of(node.bodies[0]) if kind == ROWS else None
     if program is not None:
         own = sum(partial_bytes(program))
         return own + sum([_SLACK * aligned(printers.workspace_bound(n)) for n in nodes_of_partials(program)])
-    bound = _SLACK * aligned(printers.workspace_bound(node))
-    return WORKSPACE_BYTES + bound if _is_library_product(node) else bound
+    inner = _leader(node) if kind in (PRODUCT, SUM) else node
+    bound = 0 if kind == MAPS else _SLACK * aligned(printers.workspace_bound(inner))
+    return WORKSPACE_BYTES + bound if _is_library_product(inner) else bound
+
+
+def _kind(node: Node) -> str:
+    """What kind of region a node is, or would be; empty where it is none."""
+    if node.op == "region":
+        return str(node.attrs["kind"])
+    if is_attention(node):
+        return ATTENTION
+    return ROWS if node.op == "composite" else ""
+
+
+def is_library_call(node: Node) -> bool:
+    """Whether a step is a call of a library."""
+    return _kind(node) in (ATTENTION, PRODUCT) or _is_library_product(node)
+
+
+def _leader(node: Node) -> Node:
+    """The node of a region that is no elementwise work."""
+    (found,) = [member for member in node.bodies[0].nodes if OPS[member.op].work not in (Work.INPUT, Work.MAP)]
+    return found
+
+
+def _as_placed(node: Node) -> Step:
+    """A node as a step whose operands are dense."""
+    layouts = [[Layout(ARENA, 0, contiguous(v.shape)) for v in side] for side in (node.inputs, node.outputs)]
+    return Step(node, tuple(layouts[0]), tuple(layouts[1]))
 
 
 def lower(plan: PhasePlan, tools: Tools) -> Lowered:
@@ -255,19 +281,14 @@ class _Lowering:
     actions: list[Action] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
-    regions: list[Region] = field(default_factory=list)
     label: str = ""
     flags: list[Node] = field(default_factory=list)
     workspace_bytes: int = 0
 
     def lower(self) -> Lowered:
         plan = self.plan
-        position = 0
-        while position < len(plan.steps):
-            node = plan.steps[position].node
-            end = position + self._step(position)
-            self.regions.append(Region(position, end, is_attention(node) or _is_library_product(node)))
-            position = end
+        for step in plan.steps:
+            self._step(step)
         self.label = "end of the call"
         for each in plan.saves:
             self._copy(each, "save")
@@ -291,7 +312,6 @@ class _Lowering:
             inbox_bytes=self.inbox_bytes,
             workspace_bytes=max(self.workspace_bytes, apply.workspace_bytes if apply else 0),
             guard=plan.phase.guard,
-            regions=tuple(self.regions),
             apply=apply,
         )
 
@@ -302,64 +322,37 @@ class _Lowering:
 
     # Steps.
 
-    def _step(self, position: int) -> int:
-        """Lower the step at `position`, and those after it that go with it; how many were lowered."""
-        step = self.plan.steps[position]
-        if not any(type.size for type in step.node.types):
-            return 1
-        self.label = _label(step.node)
+    def _step(self, step: Step) -> None:
+        node = step.node
+        if not any(type.size for type in node.types):
+            return
+        self.label = _label(node)
         workspace = _Workspace()
-        num_steps = 1
-        if is_attention(step.node):
-            self._attention(step, workspace)
-        elif (program := program_of(step.node)) is not None:
-            num_steps = self._rows(position, program, workspace)
-        elif _is_library_product(step.node):
-            num_steps = self._product(position, workspace)
-        elif (after := self._reduced_after(position)) is not None:
-            num_steps = 2
-            self._reduce_bf16(step, after, workspace)
-        elif fusible(step) and (group := longest_group(self.plan.steps, position)) is not None:
-            num_steps = group.num_steps
-            self._group(group, workspace)
+        kind = _kind(node)
+        if kind == ATTENTION:
+            self._attention(attention_within(step), workspace)
+        elif kind == ROWS and (program := program_of(node.bodies[0])) is not None:
+            self._rows(step, program, workspace)
+        elif kind == MAPS:
+            group = group_of(step)
+            self._add("maps", Kernel(self.tools.print_group(group), tuple([_place(layout) for layout in group.places])))
+        elif kind == SUM:
+            self._sum(step, workspace)
+        elif kind == PRODUCT or _is_library_product(node):
+            self._product(_narrow_product(step) if kind == PRODUCT else step, workspace)
         else:
             self._single(step, workspace)
         self.workspace_bytes = max(self.workspace_bytes, workspace.used)
-        return num_steps
 
     def _single(self, step: Step, workspace: _Workspace, kind: str = "") -> None:
         """A step by its own kernels."""
         for kernel in self._kernels(step, workspace):
             self._add(kind or OPS[step.node.op].work.value, kernel)
 
-    def _group(self, group: Group, workspace: _Workspace) -> None:
-        for step in group.hoisted:
-            self.label = _label(step.node)
-            self._single(step, workspace)
-        reads, writes = ([str(value.type) for value in side] for side in (group.reads, group.writes))
-        self.label = f"{len(group.lines)} operations on {' '.join(reads)} -> {' '.join(writes)}"
-        self._add("maps", Kernel(self.tools.print_group(group), tuple([_place(layout) for layout in group.places])))
-
-    def _reduced_after(self, position: int) -> Step | None:
-        """The next step, if it sums what this one casts from bf16, and nothing else reads the cast."""
-        if position + 1 >= len(self.plan.steps):
-            return None
-        step, after = self.plan.steps[position], self.plan.steps[position + 1]
-        if step.node.op != "cast" or after.node.op != "sum" or after.inputs != step.outputs:
-            return None
-        if step.node.inputs[0].dtype != "bf16" or after.node.types[0].dtype != "f32":
-            return None
-        made = value_of(step)
-        # The plan may let the sum lie over the bf16, which it thinks is gone; here other threads still read it.
-        clash = overlap(value_of(after).span, reads_of(step)[0].span)
-        return after if made.layout.buffer == ARENA and _dies(made, after) and not clash else None
-
-    def _reduce_bf16(self, step: Step, after: Step, workspace: _Workspace) -> None:
-        """A sum that reads bf16 as it lies: states and the result are f32, as they are of the cast."""
-        self.label = _label(after.node) + " of bf16"
-        node = _sum_of_bf16(after.node, step.node.inputs[0])
-        sized = Step(after.node, step.inputs, after.outputs)
-        for kernel in self._kernels(Step(node, step.inputs, after.outputs), workspace, sized):
+    def _sum(self, step: Step, workspace: _Workspace) -> None:
+        """A sum of what is widened reads bf16 as it lies; its workspaces are those of the sum of f32."""
+        wide = Step(_leader(step.node), step.inputs, step.outputs)
+        for kernel in self._kernels(narrow_sum(step), workspace, wide):
             self._add("reduce", kernel)
 
     def _kernels(self, step: Step, workspace: _Workspace, sized: Step | None = None) -> list[Kernel]:
@@ -376,20 +369,12 @@ class _Lowering:
 
     # Row programs.
 
-    def _rows(self, position: int, program: Program, workspace: _Workspace) -> int:
-        """A row program; where what follows casts its first output to bf16, the kernel writes that at once."""
-        step = self.plan.steps[position]
-        outputs = [Value(layout, t) for layout, t in zip(step.outputs, step.node.types, strict=True)]
+    def _rows(self, step: Step, program: Program, workspace: _Workspace) -> None:
         places = [workspace.take(num_bytes) for num_bytes in partial_bytes(program)]
-        after, group = self._cast_after(position), None
-        if after is not None:
-            outputs[0] = value_of(after)
-        else:
-            group, layout = self._narrow_group(position, workspace)
-            if group is not None:
-                outputs[0] = Value(layout, outputs[0].type.with_dtype("bf16"))
-        taken = [Argument(("input", i), value.type, value.layout) for i, value in enumerate(reads_of(step))]
-        made = [Argument(("output", i), value.type, value.layout) for i, value in enumerate(outputs)]
+        inputs = zip(step.node.inputs, step.inputs, strict=True)
+        outputs = zip(step.node.types, step.outputs, strict=True)
+        taken = [Argument(("input", i), value.type, layout) for i, (value, layout) in enumerate(inputs)]
+        made = [Argument(("output", i), type, layout) for i, (type, layout) in enumerate(outputs)]
         launch = self.tools.print_rows(program, taken, made)
         known: dict[Operand, Place] = {x.operand: _place(x.layout) for x in (*taken, *made)}
         known |= {("workspace", i): place for i, place in enumerate(places)}
@@ -399,10 +384,6 @@ class _Lowering:
         layouts = [Layout(place.buffer, place.offset_bytes, ()) for place in places]
         for each in sums_of_partials(program, layouts, step.outputs):
             self._single(each, workspace, "rows")
-        if group is not None:
-            self._group(group, workspace)
-            return 1 + group.num_steps
-        return 1 if after is None else 2
 
     def _flag(self, node: Node) -> Place:
         """The next fault record, which is that of `node`."""
@@ -411,26 +392,14 @@ class _Lowering:
 
     # Products.
 
-    def _product(self, position: int, workspace: _Workspace) -> int:
-        """A product, and what follows it if that casts it to bf16: the library then writes bf16 at once."""
-        step = self.plan.steps[position]
-        (made,), (type,) = step.outputs, step.node.types
-        after = self._cast_after(position)
-        if after is not None:
-            out = _operand(after.node.types[0], after.outputs[0])
-            if self._multiply(step, out, workspace):
-                return 2
-        group, layout = self._narrow_group(position, workspace)
-        if group is not None and self._multiply(step, _operand(type.with_dtype("bf16"), layout), workspace):
-            self._group(group, workspace)
-            return 1 + group.num_steps
-        if not self._multiply(step, _operand(type, made), workspace):
+    def _product(self, step: Step, workspace: _Workspace) -> None:
+        if not self._multiply(step, workspace):
             self._single(step, workspace, "product kernel")
-        return 1
 
-    def _multiply(self, step: Step, out: _Operand, workspace: _Workspace) -> bool:
-        """Add a product by the library that writes `out`; False where it has none."""
+    def _multiply(self, step: Step, workspace: _Workspace) -> bool:
+        """Add a product by the library; False where it has none."""
         x, y = (_operand(v.type, layout) for v, layout in zip(step.node.inputs, step.inputs, strict=True))
+        out = _operand(step.node.types[0], step.outputs[0])
         sides = _cheapest_sides(str(step.node.attrs["spec"]), flop_sizes(step.node), x, y, out)
         if sides is None:
             return False
@@ -472,27 +441,6 @@ class _Lowering:
             return place.offset_bytes + self.feeds[place.buffer.removeprefix(FEED)][1]
         return place.offset_bytes
 
-    def _narrow_group(self, position: int, workspace: _Workspace) -> tuple[Group | None, Layout]:
-        """The elementwise steps after a product as if it had written bf16, and where it would write that.
-
-        It lies over the f32 that it stands for or, where the group writes there, in workspace that others need anyway.
-        """
-        step, rest = self.plan.steps[position], self.plan.steps[position + 1 : position + 2]
-        made, type = step.outputs[0], step.node.types[0]
-        if not rest or not fusible(rest[0]) or rest[0].node.types[0].shape != type.shape:
-            return None, made
-        group = longest_group(self.plan.steps, position + 1, at_least=1)
-        spare = Layout(WORKSPACE, workspace.used, contiguous(type.shape))
-        num_bytes = aligned(_num_bytes(type.with_dtype("bf16")))
-        fits = workspace.used + num_bytes + WORKSPACE_BYTES <= self.plan.workspace_bytes
-        for layout in (made, spare) if fits else (made,):
-            changed = None if group is None else narrowed(group, Value(made, type), layout)
-            if changed is not None:
-                if layout is spare:
-                    workspace.take(num_bytes)
-                return changed, layout
-        return None, made
-
     def _convert(self, kind: str, source: _Operand, target: _Operand) -> None:
         """Kernels that copy a value to another layout, or cast it on the way."""
         if source is target:
@@ -505,20 +453,6 @@ class _Lowering:
         for launch in launches:
             places = {("input", 0): source.place, ("output", 0): target.place}
             self._add(kind, Kernel(launch, tuple([places[operand] for operand in launch.operands])))
-
-    def _cast_after(self, position: int) -> Step | None:
-        """The next step, if it casts this one's first output to bf16 and may do so now; nothing else reads the f32."""
-        if position + 1 >= len(self.plan.steps):
-            return None
-        step, after = self.plan.steps[position], self.plan.steps[position + 1]
-        made, type = step.outputs[0], step.node.types[0]
-        if after.node.op != "cast" or after.node.types[0].dtype != "bf16" or type.dtype != "f32":
-            return None
-        if made.buffer != ARENA or after.inputs[0] != made or not _dies(Value(made, type), after):
-            return None
-        written = value_of(after).span
-        others = [Value(layout, t) for layout, t in zip(step.outputs[1:], step.node.types[1:], strict=True)]
-        return None if any(overlap(written, other.span) for other in (*reads_of(step), *others)) else after
 
     # Attention.
 
@@ -620,15 +554,19 @@ def _cast(source: TensorType, target: TensorType) -> Node:
     return b.cast(b.input("x", source), target.dtype).node
 
 
-def _sum_of_bf16(node: Node, x: IrValue) -> Node:
-    """A sum whose operand is bf16, which the IR does not have: a graph casts it up first."""
-    return Node(node.id, node.op, (x,), node.attrs, node.types, (), node.origin)
+def narrow_sum(step: Step) -> Step:
+    """The sum of a region as a step that reads bf16: states and the result are f32, as they are of the cast."""
+    leader = _leader(step.node)
+    node = Node(leader.id, leader.op, step.node.inputs, leader.attrs, leader.types, (), step.node.origin)
+    return Step(node, step.inputs, step.outputs)
 
 
-def _dies(value: Value, step: Step) -> bool:
-    """Whether a range of the arena that holds `value` holds nothing once `step` is done."""
-    _, first, last = value.span
-    return any(start <= first and last <= start + num_bytes for start, num_bytes in step.dies)
+def _narrow_product(step: Step) -> Step:
+    """The product of a region as a step that writes bf16."""
+    body, leader = step.node.bodies[0], _leader(step.node)
+    layouts = dict(zip(body.inputs, step.inputs, strict=True))
+    node = Node(leader.id, leader.op, leader.inputs, leader.attrs, step.node.types, (), step.node.origin)
+    return Step(node, tuple([layouts[value] for value in leader.inputs]), step.outputs)
 
 
 def _num_bytes(type: TensorType) -> int:

@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sexpgpu.backend.cuda.attention import BACKWARD, FORWARD
-from sexpgpu.backend.cuda.lowering import Attend, Commit, Fill, Kernel, Lowered, Move, Product
+from sexpgpu.backend.cuda.lowering import (
+    Attend,
+    Commit,
+    Fill,
+    Kernel,
+    Lowered,
+    Move,
+    Product,
+    is_library_call,
+)  # fmt: skip
 from sexpgpu.backend.cuda.traffic import copied_bytes, fewest_bytes, moved_bytes
 from sexpgpu.ir.graph import Node
 from sexpgpu.plan.memory import ProgramPlan
@@ -50,8 +59,8 @@ def _traffic(report: Report) -> list[str]:
         if not phase.name.startswith("update."):
             continue
         plan = report.plan.phases[phase.name]
-        moved = sum(moved_bytes(plan, phase.regions)) + copied_bytes(plan)
-        fewest = fewest_bytes(plan, phase.regions)
+        moved = sum(moved_bytes(plan)) + copied_bytes(plan)
+        fewest = fewest_bytes(plan, is_library_call)
         lines.append(row("bytes moved", f"{phase.name}: {moved / GB:.2f} GB, {fewest / GB:.2f} at least"))
     return lines
 

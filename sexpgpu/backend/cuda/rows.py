@@ -1,6 +1,6 @@
-"""Row programs: a composite whose work goes along rows as one kernel, a block to a row.
+"""Row programs: a body whose work goes along rows as one kernel, a block to a row.
 
-Flow: `device` asks whether a composite is one when it plans; `lowering` prints it. The body decides: elementwise
+Flow: `device` asks whether a body is one when it plans; `lowering` prints it. The body decides: elementwise
 work, reductions along the last axis, one number picked from a row, and sums down the columns as outputs. Each
 reduction is a walk along the row, which makes again what it needs from the inputs; they are in the cache by then.
 """
@@ -8,12 +8,9 @@ reduction is a walk along the row, which makes again what it needs from the inpu
 from __future__ import annotations
 
 import math
-import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-
-import numpy as np
 
 from sexpgpu.backend.kernels.dialects import CUDA
 from sexpgpu.backend.kernels.flags import flagged
@@ -21,11 +18,10 @@ from sexpgpu.backend.kernels.launch import MULTIPROCESSORS, Launch, kernel
 from sexpgpu.backend.kernels.nest import Nest
 from sexpgpu.backend.kernels.operands import Argument, flag_pointer, workspace_pointer
 from sexpgpu.ir.builder import Builder
-from sexpgpu.ir.composites import COMPOSITES
-from sexpgpu.ir.graph import Node, Value
+from sexpgpu.ir.graph import Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.rules import attr_ints
-from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
+from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.layout import Layout, contiguous
 from sexpgpu.plan.phase import Step
@@ -47,7 +43,7 @@ FULL, ROW, COLUMN, SAME = "full", "row", "column", "same"
 class Program:
     """A body understood. levels: how many reductions must be done before a value is known."""
 
-    node: Node
+    body: Graph
     shape: tuple[int, ...]
     kinds: dict[Value, str] = field(default_factory=dict)
     levels: dict[Value, int] = field(default_factory=dict)
@@ -78,18 +74,17 @@ class Program:
 
 
 @lru_cache(maxsize=4096)
-def program_of(node: Node) -> Program | None:
-    """A composite as a row program; None if its body is none, or is elementwise only."""
-    if node.op != "composite" or not node.inputs:
+def program_of(body: Graph) -> Program | None:
+    """The body of a composite or a region as a row program; None if it is none, or is elementwise only."""
+    if not body.inputs:
         return None
-    body = node.bodies[0]
-    shape = max((v.shape for v in node.inputs), key=len)
+    shape = max((v.shape for v in body.inputs), key=len)
     if len(shape) < 2 or shape[-1] < MIN_COLUMNS or 0 in shape:
         return None
-    program = Program(node, shape)
-    shared = COMPOSITES[str(node.attrs["name"])].shared
-    for i, value in enumerate(body.inputs):
-        kind = COLUMN if i in shared else FULL if value.shape == shape else ROW
+    program = Program(body, shape)
+    columns = _columns(body, len(shape))
+    for value in body.inputs:
+        kind = FULL if value.shape == shape else COLUMN if value in columns else ROW
         if value.shape != {COLUMN: shape[-1:], FULL: shape, ROW: shape[:-1]}[kind]:
             return None
         program.kinds[value], program.levels[value] = kind, 0
@@ -109,6 +104,17 @@ def program_of(node: Node) -> Program | None:
     if len(program.picks) > 1 or not (program.reductions or program.column_sums or ROW in program.kinds.values()):
         return None
     return program
+
+
+def _columns(body: Graph, rank: int) -> set[Value]:
+    """Inputs that have a number for each column: they are repeated down the rows, some after elementwise work."""
+    found: set[Value] = set()
+    for node in reversed(body.nodes):
+        if node.op == "broadcast" and attr_ints(node.attrs, "axes") == (rank - 1,):
+            found.add(node.inputs[0])
+        elif OPS[node.op].work is Work.MAP and node.outputs[0] in found:
+            found |= set(node.inputs)
+    return found
 
 
 def _understand(program: Program, member: Node) -> bool:
@@ -185,7 +191,7 @@ def sums_of_partials(program: Program, places: Sequence[Layout], outputs: Sequen
 
 
 def _output(program: Program, member: Node) -> int:
-    return program.node.bodies[0].output_values.index(member.outputs[0])
+    return program.body.output_values.index(member.outputs[0])
 
 
 def print_rows(program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Launch:
@@ -202,7 +208,7 @@ class _Printer:
 
     def __init__(self, program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
         self.program = program
-        body = program.node.bodies[0]
+        body = program.body
         self.inputs = dict(zip(body.inputs, inputs, strict=True))
         summed = {member.outputs[0] for member in program.column_sums}
         pairs = zip(body.output_values, outputs, strict=True)
@@ -286,7 +292,7 @@ for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
         return lines
 
     def _row_name(self, value: Value) -> str:
-        return self.known[value] if value in self.known else _literal(_origin(value))
+        return self.known[value] if value in self.known else CUDA.literal(_origin(value))
 
     def _pick(self, member: Node) -> tuple[list[str], str]:
         """One element of the row; out of range it is the nearest, and flagged."""
@@ -369,7 +375,7 @@ const u32 c = c0 + e;
         if value in self.inputs:
             text = load(value)
         elif OPS[node.op].work is Work.FILL:
-            text = f"({CUDA.registers[value.dtype]}){column}" if node.op == "iota" else _literal(node)
+            text = f"({CUDA.registers[value.dtype]}){column}" if node.op == "iota" else CUDA.literal(node)
         elif node.op == "broadcast":
             made[value] = self._element(node.inputs[0], column, made, lines, load)
             return made[value]
@@ -466,18 +472,3 @@ def _origin(value: Value) -> Node:
     while value.node.op == "broadcast":
         value = value.node.inputs[0]
     return value.node
-
-
-def _literal(node: Node) -> str:
-    """A constant, exact to the bit."""
-    number = np.asarray(node.attrs["value"], NUMPY_DTYPES[node.types[0].dtype])
-    raw = number.tobytes()
-    match node.types[0].dtype:
-        case "f32":
-            return f"__uint_as_float({hex(struct.unpack('<I', raw)[0])}u)"
-        case "bf16":
-            return f"from_bf16({hex(struct.unpack('<H', raw)[0])})"
-        case "bool":
-            return "true" if number else "false"
-        case dtype:
-            return f"({CUDA.registers[dtype]}){number}"

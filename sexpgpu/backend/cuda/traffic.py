@@ -1,15 +1,15 @@
 """Bytes that a lowered phase moves, against the fewest that it could.
 
-Flow: `report` and the benchmarks read it; nothing is decided by it. What a region makes and only it reads counts for
-nothing: it stays in registers or shared memory.
+Flow: `report` and the benchmarks read it; nothing is decided by it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from sexpgpu.ir.graph import Node
 from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.layout import ARENA, Layout, extent
 from sexpgpu.plan.phase import PhasePlan, Step
@@ -17,31 +17,15 @@ from sexpgpu.plan.phase import PhasePlan, Step
 Key = tuple[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Region:
-    """Steps `first` up to `end` of a plan, lowered together; library: by a call that moves whole operands."""
-
-    first: int
-    end: int
-    library: bool
-
-
-def moved_bytes(plan: PhasePlan, regions: Sequence[Region]) -> list[int]:
-    """Per region: what it reads from outside, each window once, and what it writes for others to read."""
+def moved_bytes(plan: PhasePlan) -> list[int]:
+    """Per step: what it reads, each window once, and what it writes for others to read."""
     spans = [_spans(step) for step in plan.steps]
     found = []
-    for region in regions:
+    for position, (reads, writes) in enumerate(spans):
         read: dict[Key, int] = {}
-        written: dict[Key, _Span] = {}
-        for position in range(region.first, region.end):
-            reads, writes = spans[position]
-            for span, value in zip(reads, plan.steps[position].node.inputs, strict=True):
-                if span.key not in written:
-                    size = distinct_bytes(span.layout, value.type)
-                    read[span.key] = max(read.get(span.key, 0), size)
-            for span in writes:
-                written[span.key] = span
-        kept = [span for span in written.values() if _is_read_later(plan, spans, span, region.end)]
+        for span, value in zip(reads, plan.steps[position].node.inputs, strict=True):
+            read[span.key] = max(read.get(span.key, 0), distinct_bytes(span.layout, value.type))
+        kept = [span for span in writes if _is_read_later(plan, spans, span, position + 1)]
         found.append(sum(read.values()) + sum([span.end - span.start for span in kept]))
     return found
 
@@ -51,23 +35,22 @@ def copied_bytes(plan: PhasePlan) -> int:
     return 2 * sum([copy.type.num_bytes for copy in (*plan.saves, *plan.commits)])
 
 
-def fewest_bytes(plan: PhasePlan, regions: Sequence[Region]) -> int:
-    """What library calls move, and what the other regions read or write of slots and feeds, once each way."""
-    library = [region for region in regions if region.library]
+def fewest_bytes(plan: PhasePlan, by_library: Callable[[Node], bool]) -> int:
+    """What library calls move, and what the other steps read or write of slots and feeds, once each way."""
+    moved = sum([n for n, step in zip(moved_bytes(plan), plan.steps, strict=True) if by_library(step.node)])
     touched: dict[tuple[Key, bool], int] = {}
     for copy in (*plan.saves, *plan.commits):
         touched[(copy.target.buffer, copy.target.offset_bytes), True] = copy.type.num_bytes
-    for region in regions:
-        if region.library:
+    for step in plan.steps:
+        if by_library(step.node):
             continue
-        for step in plan.steps[region.first : region.end]:
-            operands = [(layout, v.type, False) for layout, v in zip(step.inputs, step.node.inputs, strict=True)]
-            operands += [(layout, type, True) for layout, type in zip(step.outputs, step.node.types, strict=True)]
-            for layout, type, writes in operands:
-                if layout.buffer != ARENA:
-                    key = (layout.buffer, layout.offset_bytes), writes
-                    touched[key] = max(touched.get(key, 0), distinct_bytes(layout, type))
-    return sum(moved_bytes(plan, library)) + sum(touched.values())
+        operands = [(layout, v.type, False) for layout, v in zip(step.inputs, step.node.inputs, strict=True)]
+        operands += [(layout, type, True) for layout, type in zip(step.outputs, step.node.types, strict=True)]
+        for layout, type, writes in operands:
+            if layout.buffer != ARENA:
+                key = (layout.buffer, layout.offset_bytes), writes
+                touched[key] = max(touched.get(key, 0), distinct_bytes(layout, type))
+    return moved + sum(touched.values())
 
 
 def distinct_bytes(layout: Layout, type: TensorType) -> int:
@@ -104,9 +87,7 @@ def _spans(step: Step) -> tuple[list[_Span], list[_Span]]:
     return reads, [_span(layout, t) for layout, t in zip(step.outputs, step.node.types, strict=True)]
 
 
-def _is_read_later(
-    plan: PhasePlan, spans: Sequence[tuple[list[_Span], list[_Span]]], span: _Span, start: int
-) -> bool:
+def _is_read_later(plan: PhasePlan, spans: Sequence[tuple[list[_Span], list[_Span]]], span: _Span, start: int) -> bool:
     """Whether something reads `span` from step `start` on, before it is overwritten; a slot is always read."""
     if span.layout.buffer != ARENA:
         return True

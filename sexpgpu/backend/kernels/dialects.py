@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Template
 from sexpgpu.ir.ops.arithmetic import LARGER, SMALLER
-from sexpgpu.ir.types import ITEM_BYTES
+from sexpgpu.ir.types import ITEM_BYTES, NUMPY_DTYPES
 
 KINDS = {"f32": "float", "f64": "float", "bf16": "float", "i32": "int", "i64": "int", "bool": "bool"}
 BITS = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
@@ -48,6 +50,7 @@ class Dialect:
     scans: Mapping[str, str]
     scatters: Mapping[str, str]
     draws: Mapping[str, str]
+    literals: Mapping[str, str]
     suffix: Mapping[str, str] = field(default_factory=lambda: {"f32": "f", "bf16": "f"})
 
     def _fill(self, template: Template, dtype: str, **names: str) -> str:
@@ -83,6 +86,13 @@ class Dialect:
         dtype = node.inputs[-1].dtype
         operands["as"] = self.convert(names[0], node.inputs[0].dtype, node.types[0].dtype)
         return self._fill(OPS[node.op].scalar, dtype, **operands)
+
+    def literal(self, node: Node) -> str:
+        """A scalar constant as a value in registers, exact to the bit."""
+        dtype = node.types[0].dtype
+        number = np.asarray(node.attrs["value"], NUMPY_DTYPES[dtype])
+        bits = int.from_bytes(number.tobytes(), "little")
+        return self.literals[dtype].format(number=int(number) if KINDS.get(dtype) == "int" else bits)
 
     def fault(self, node: Node, names: tuple[str, ...]) -> str | None:
         """When a Map meets an element that the run reports; None: never."""
@@ -171,5 +181,7 @@ CUDA = Dialect(
     scans={"cumsum": "sum", "cumprod": "prod", "cummax": "max"},
     scatters={"add": "add", "max": "maximum", "min": "minimum"},
     draws={"random-uniform": "uniform", "random-normal": "normal"},
+    literals={"f32": "__uint_as_float({number:#x}u)", "bf16": "from_bf16({number:#x})", "bool": "({number} != 0)",
+              "f64": "__longlong_as_double({number:#x}ull)", "i32": "(int)({number}ll)", "i64": "(i64)({number}ull)"},
 )  # fmt: skip
 """CUDA C++ as NVRTC reads it, without headers and without fast math."""

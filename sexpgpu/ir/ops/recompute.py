@@ -56,7 +56,8 @@ def _source(value: Value) -> Value:
     return value.node.inputs[0] if rounded else value
 
 
-def _stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
+def stack_body(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
+    """The stacking rule of an operation that is its one body: the body is stacked, and stays one."""
     body = node.bodies[0]
     inner = Builder()
     given = {
@@ -67,7 +68,7 @@ def _stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence
     made = stack_into(inner, body, given, names, k)
     outputs = [(name, batch(inner, value, flag, k)) for name, (value, flag) in made.items()]
     stacked = inner.graph(body.name, outputs, list(given.values()))
-    return b.node("recompute", inputs, node.attrs, (stacked,)).outputs
+    return b.node(node.op, inputs, node.attrs, (stacked,)).outputs
 
 
 def _samples() -> tuple[Sample, ...]:
@@ -92,7 +93,7 @@ register(
         params={"again": "whether this is the gradient of one"},
         type_rule=_type,
         meaning=_meaning,
-        stacking=_stacking,
+        stacking=stack_body,
         gradient=_gradient,
         cost=body_cost,
         samples=_samples(),

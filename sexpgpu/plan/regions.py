@@ -1,0 +1,550 @@
+"""Regions: the work of a phase that runs as one, decided before anything has a place in memory.
+
+Elementwise work joins what it reads or, ahead of a row program, what reads it; what only a region reads of its own lies
+nowhere. Cheap values are made again by every region that reads them, so that what lives on between two regions is the
+narrower value that they are made of: a bf16 tensor and not its f32 copy, a vector and not its broadcast.
+
+Two pieces of work may be one where no path leads from one to the other through a third.
+
+Flow: `plan.phase` calls `form_regions` on the flat list of a device that has `Rules`, then orders and places what is
+left.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.graph import Graph, Node, Value
+from sexpgpu.ir.opdef import OPS, Work
+from sexpgpu.ir.ops.rules import attr_ints
+from sexpgpu.ir.types import TensorType
+from sexpgpu.plan.flatten import Flat, Item
+
+MAPS, ROWS, PRODUCT, SUM, ATTENTION = "maps", "rows", "product", "sum", "attention"
+"""What leads a region: elementwise work alone, a row program, a product that is rounded, a sum of what is widened, or
+attention with bf16 at its edge."""
+
+MAX_STEPS = 48
+MAX_OPERANDS = 20
+"""Of an elementwise region, read or written: enough for an optimizer's rule, few enough for a thread's registers."""
+MAX_STEPS_AGAIN = 40
+"""Of elementwise work that is repeated so that its result need not be kept."""
+SMALL = 16
+"""How many times smaller than what reads it a value is that costs nothing to make for each element again."""
+REPEATED = frozenset({"cast", "add", "sub", "mul", "neg"})
+"""Work on small values that is repeated for each element."""
+WHOLE = frozenset({"attention", "attention-gradient"})
+"""Composites that stay one node in the body of a region."""
+EVERYBODY = -1
+"""Who reads an output of the phase."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a device does as one piece of work.
+
+    rows: whether a body is one row program. narrows: whether a product can be written as bf16. attends: whether an
+    attention composite is taken whole, with bf16 operands and results.
+    """
+
+    rows: Callable[[Graph], bool]
+    narrows: Callable[[Node], bool]
+    attends: Callable[[Node], bool]
+
+
+def may_overwrite(node: Node, output: int) -> bool:
+    """Whether a node writes an output element by element, in step with what it reads of the same size."""
+    if node.op != "region":
+        return OPS[node.op].work is Work.MAP
+    kind, body = node.attrs["kind"], node.bodies[0]
+    if kind == MAPS:
+        return True
+    # What is picked of a row may be read when its place is written already.
+    picks = any(member.op == "pick" for member in body.nodes)
+    return kind == ROWS and not picks and node.types[output].size == max([v.type.size for v in node.inputs])
+
+
+def form_regions(flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules) -> tuple[Flat, list[list[Item]]]:
+    """`flat` with regions in the places of their members, and the same orders of what is left.
+
+    orders: topological orders of the items; the second is the one in which they were made.
+    """
+    return _Former(flat, orders, rules).form()
+
+
+@dataclass(eq=False, slots=True)
+class _Cluster:
+    """Items, by their positions in the order in which they were made, that are one piece of work."""
+
+    kind: str
+    shape: tuple[int, ...]
+    members: list[int] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Body:
+    """The body of a region before it is a graph.
+
+    reads: values that it takes from outside. lines: per member, its node and its operands: a read (index, -1), or a
+    line and its output. known: where each value is among them. pulled: whether work that others repeat is among them.
+    """
+
+    reads: list[int] = field(default_factory=list)
+    lines: list[tuple[Node, tuple[tuple[int, int], ...]]] = field(default_factory=list)
+    known: dict[int, tuple[int, int]] = field(default_factory=dict)
+    pulled: bool = False
+
+
+class _Former:
+    """The tables of one phase while its regions are formed; items are numbered as they were made."""
+
+    def __init__(self, flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules) -> None:
+        self.flat = flat
+        self.orders = orders
+        self.rules = rules
+        self.items = orders[1]
+        self.maker = {value: i for i, item in enumerate(self.items) for value in item.outputs}
+        self.readers: dict[int, list[int]] = {}
+        for i, item in enumerate(self.items):
+            for value in dict.fromkeys(item.inputs):
+                self.readers.setdefault(value, []).append(i)
+        self.shown = {value for _, value in flat.outputs}
+        self.cheap = self._cheap()
+        self.sources = [self._sources(i) for i in range(len(self.items))]
+        self.final: dict[int, frozenset[int]] = {}
+        self.left_out: set[int] = set()
+        self.cluster: list[_Cluster] = []
+
+    def form(self) -> tuple[Flat, list[list[Item]]]:
+        for i in range(len(self.items)):
+            self._join(i)
+        for cluster in dict.fromkeys(self.cluster):
+            if cluster.kind in (MAPS, ROWS):
+                for value in reversed(self._writes(cluster)):
+                    self._leave_out(cluster, value)
+        made = self._emit()
+        formed = Flat(
+            [item for item, _ in made], self.flat.types, self.flat.inputs, self.flat.outputs, {}, self.flat.numbers
+        )
+        place = {id(item): i for i, item in enumerate(self.items)}
+        orders = []
+        for order in self.orders:
+            at = [0] * len(self.items)
+            for position, item in enumerate(order):
+                at[place[id(item)]] = position
+            orders.append(_ordered([(item, max([at[i] for i in members])) for item, members in made]))
+        formed.items = orders[0]
+        return formed, orders
+
+    # What is made again by each reader.
+
+    def _cheap(self) -> list[bool]:
+        """Per item, whether regions that read it make it again: constants, repeats, widened values, small ones."""
+        cheap = [False] * len(self.items)
+        small = [False] * len(self.items)
+        for i in reversed(range(len(self.items))):
+            node = self.items[i].node
+            if node.op == "constant":
+                cheap[i] = not isinstance(node.attrs["value"], tuple)
+            elif node.op == "broadcast":
+                axes, rank = attr_ints(node.attrs, "axes"), len(node.types[0].shape)
+                cheap[i] = axes in ((), (rank - 1,), tuple(range(rank - 1)))
+                small[i] = cheap[i] and node.types[0].size >= SMALL * node.inputs[0].type.size
+            elif _is_map(node):
+                small[i] = node.op in REPEATED and self._is_read_by_all(i, small)
+                cheap[i] = small[i] or _widens(node)
+        return cheap
+
+    def _is_read_by_all(self, i: int, small: Sequence[bool]) -> bool:
+        """Whether nothing but small values, or what repeats them, is made of what an item makes."""
+        (value,) = self.items[i].outputs
+        readers = self.readers.get(value, ())
+        return bool(readers) and value not in self.shown and all(small[reader] for reader in readers)
+
+    def _repeats(self, i: int, cheap: int) -> bool:
+        """Whether item `i` makes a cheap value that it reads itself."""
+        if not self.cheap[cheap]:
+            return False
+        node, read = self.items[i].node, self.items[cheap].node
+        if _is_map(node) or self._is_head(node) or (self.cheap[i] and node.op == "broadcast"):
+            return True
+        return _widens(read) and (node.op == "sum" or self.rules.attends(node))
+
+    def _is_head(self, node: Node) -> bool:
+        return node.op == "composite" and self.rules.rows(node.bodies[0])
+
+    def _sources(self, i: int) -> tuple[int, ...]:
+        """The values that an item depends on, cheap ones replaced by what they are made of."""
+        found: dict[int, None] = {}
+        stack = [(value, i) for value in self.items[i].inputs]
+        while stack:
+            value, reader = stack.pop()
+            maker = self.maker.get(value)
+            if maker is not None and self._repeats(reader, maker):
+                stack += [(each, maker) for each in self.items[maker].inputs]
+            else:
+                found[value] = None
+        return tuple(found)
+
+    def _final_readers(self, value: int) -> frozenset[int]:
+        """Items that read a value, by themselves or through cheap ones."""
+        known = self.final.get(value)
+        if known is None:
+            found: set[int] = {EVERYBODY} if value in self.shown else set()
+            for reader in self.readers.get(value, ()):
+                if self.cheap[reader]:
+                    for made in self.items[reader].outputs:
+                        found |= self._final_readers(made)
+                else:
+                    found.add(reader)
+            known = self.final[value] = frozenset(found)
+        return known
+
+    # Which items are one.
+
+    def _join(self, i: int) -> None:
+        """Find the cluster of item `i`; all before it have theirs."""
+        node = self.items[i].node
+        shape = node.types[0].shape if node.types else ()
+        own = _Cluster(self._kind(i), shape, [i])
+        self.cluster.append(own)
+        if self.cheap[i]:
+            return
+        if own.kind == MAPS and self._rounds(i):
+            return
+        if own.kind in (MAPS, ROWS, SUM):
+            for other in self._neighbours(i):
+                merged = self._merged(other, self.cluster[i])
+                if merged is not None:
+                    for member in merged.members:
+                        self.cluster[member] = merged
+
+    def _kind(self, i: int) -> str:
+        node = self.items[i].node
+        if self.cheap[i]:
+            return ""
+        if _is_map(node):
+            return MAPS
+        if self._is_head(node):
+            return ROWS
+        if node.op == "product" and node.types[0].dtype == "f32" and self.rules.narrows(node):
+            return PRODUCT
+        if node.op == "sum" and node.types[0].dtype == "f32":
+            return SUM
+        return ATTENTION if self.rules.attends(node) else ""
+
+    def _rounds(self, i: int) -> bool:
+        """Put a cast to bf16 with the product or the attention that it alone reads."""
+        item = self.items[i]
+        maker = self.maker.get(item.inputs[0])
+        if item.node.op != "cast" or item.node.types[0].dtype != "bf16" or maker is None:
+            return False
+        cluster = self.cluster[maker]
+        if cluster.kind not in (PRODUCT, ATTENTION) or self._final_readers(item.inputs[0]) != {i}:
+            return False
+        cluster.members.append(i)
+        self.cluster[i] = cluster
+        return True
+
+    def _neighbours(self, i: int) -> list[_Cluster]:
+        """Clusters that item `i` reads from, the latest first."""
+        found: dict[_Cluster, None] = {}
+        for value in self.sources[i]:
+            maker = self.maker.get(value)
+            if maker is not None and self.cluster[maker].kind in (MAPS, ROWS):
+                found[self.cluster[maker]] = None
+        return sorted(found, key=lambda cluster: -cluster.members[-1])
+
+    def _merged(self, one: _Cluster, two: _Cluster) -> _Cluster | None:
+        """Both as one cluster, if a device can do that and no path leads out of it and back."""
+        if one is two or ROWS == one.kind == two.kind:
+            return None
+        members = sorted([*one.members, *two.members])
+        if len(members) > MAX_STEPS:
+            return None
+        if two.kind == SUM:
+            # Sums down the columns of what the region makes.
+            operand = self.items[two.members[0]].node.inputs[0]
+            axes = attr_ints(self.items[two.members[0]].node.attrs, "axes")
+            if operand.shape != one.shape or axes != tuple(range(operand.rank - 1)):
+                return None
+            merged = _Cluster(ROWS, one.shape, members)
+        else:
+            kind = ROWS if ROWS in (one.kind, two.kind) else MAPS
+            shape = self._full_shape(one)
+            if shape != self._full_shape(two):
+                return None
+            merged = _Cluster(kind, shape, members)
+        if self._leads_outside(one, two) or self._leads_outside(two, one):
+            return None
+        return merged if self._is_possible(merged) else None
+
+    def _full_shape(self, cluster: _Cluster) -> tuple[int, ...]:
+        """The shape whose elements or rows a cluster walks over."""
+        if cluster.kind != ROWS:
+            return cluster.shape
+        heads = [self.items[i].node for i in cluster.members if self.items[i].node.op == "composite"]
+        return max([v.shape for v in heads[0].inputs], key=len) if heads else cluster.shape
+
+    def _leads_outside(self, one: _Cluster, two: _Cluster) -> bool:
+        """Whether a path leads from `one` to `two` through a third."""
+        first = one.members[0]
+        stack = [each for each in self._before(two) if each is not one]
+        seen: set[int] = set()
+        while stack:
+            each = stack.pop()
+            if each is one:
+                return True
+            if id(each) in seen or each.members[-1] < first:
+                continue
+            seen.add(id(each))
+            stack += self._before(each)
+        return False
+
+    def _before(self, cluster: _Cluster) -> list[_Cluster]:
+        makers = [self.maker.get(value) for i in cluster.members for value in self.sources[i]]
+        found = {id(c): c for c in [self.cluster[m] for m in makers if m is not None] if c is not cluster}
+        return list(found.values())
+
+    # What is made again instead of being kept.
+
+    def _leave_out(self, cluster: _Cluster, value: int) -> None:
+        """Have the readers of a value make it again, if what they need for that is kept anyway, or is smaller."""
+        readers = self._final_readers(value) - set(cluster.members)
+        if not readers or EVERYBODY in readers or any(self.cluster[i].kind not in (MAPS, ROWS) for i in readers):
+            return
+        leaves: set[int] = set()
+        steps: set[int] = set()
+        stack, written = [value], set(self._writes(cluster))
+        while stack:
+            each = stack.pop()
+            maker = self.maker.get(each)
+            inside = maker is not None and self.cluster[maker] is cluster and (each is value or each not in written)
+            if maker is not None and (inside or self.cheap[maker]):
+                if maker not in steps and not self.cheap[maker] and not _is_map(self.items[maker].node):
+                    return
+                if maker not in steps:
+                    steps.add(maker)
+                    stack += self.items[maker].inputs
+            else:
+                leaves.add(each)
+        last = max(readers)
+        extra = [leaf for leaf in leaves if leaf in self.maker and max(self._lasts(leaf)) < last]
+        if len(steps) > MAX_STEPS_AGAIN or self._num_bytes(extra) >= self._num_bytes([value]):
+            return
+        self.left_out.add(value)
+        if not all(self._is_possible(each) for each in {cluster, *[self.cluster[i] for i in readers]}):
+            self.left_out.remove(value)
+
+    def _lasts(self, value: int) -> list[int]:
+        """The items that read a value last; one beyond all of them for what outlives the phase."""
+        return [len(self.items) if i == EVERYBODY else i for i in self._final_readers(value)] or [-1]
+
+    def _num_bytes(self, values: Sequence[int]) -> int:
+        return sum([self.flat.types[value].num_bytes for value in values])
+
+    def _is_possible(self, cluster: _Cluster) -> bool:
+        body = self._body(cluster)
+        if cluster.kind == ROWS:
+            return self.rules.rows(self._graph(cluster, body))
+        return len(body.reads) + len(self._writes(cluster)) <= MAX_OPERANDS
+
+    # What is left.
+
+    def _writes(self, cluster: _Cluster) -> list[int]:
+        """Values that a cluster makes and others read."""
+        members = set(cluster.members)
+        made = [value for i in cluster.members for value in self.items[i].outputs]
+        # A library writes what nobody reads, too.
+        all_of_it = cluster.kind == ATTENTION
+        found = []
+        for value in made:
+            readers = self._final_readers(value)
+            if value not in self.left_out and (readers - members or (all_of_it and not readers)):
+                found.append(value)
+        return found
+
+    def _body(self, cluster: _Cluster) -> _Body:
+        body = _Body()
+        for i in cluster.members:
+            self._append(i, body, cluster)
+        return _pruned(body, [body.known[value] for value in self._writes(cluster)])
+
+    def _append(self, i: int, body: _Body, cluster: _Cluster) -> None:
+        item = self.items[i]
+        operands = []
+        for value in item.inputs:
+            if value not in body.known:
+                maker = self.maker.get(value)
+                if maker is not None and (self._repeats(i, maker) or self._is_hidden(value, maker, cluster)):
+                    body.pulled |= _is_map(self.items[maker].node)
+                    self._append(maker, body, cluster)
+                else:
+                    body.known[value] = (len(body.reads), -1)
+                    body.reads.append(value)
+            operands.append(body.known[value])
+        for n, value in enumerate(item.outputs):
+            body.known[value] = (len(body.lines), n)
+        body.lines.append((item.node, tuple(operands)))
+
+    def _is_hidden(self, value: int, maker: int, cluster: _Cluster) -> bool:
+        """Whether another region makes a value and keeps it to itself."""
+        other = self.cluster[maker]
+        if other is cluster or other.kind not in (MAPS, ROWS):
+            return False
+        return value in self.left_out or not self._final_readers(value) - set(other.members)
+
+    def _graph(self, cluster: _Cluster, body: _Body) -> Graph:
+        """The body as a graph, the same object for regions that are alike."""
+        types = tuple([self.flat.types[value] for value in body.reads])
+        lines = tuple([(_Likeness(node), operands) for node, operands in body.lines])
+        writes = tuple([body.known[value] for value in self._writes(cluster)])
+        return _graph_of(types, lines, writes)
+
+    def _emit(self) -> list[tuple[Item, list[int]]]:
+        """What is left to run, each with the members that it stands for."""
+        found: list[tuple[Item, list[int]]] = []
+        wanted: set[int] = set()
+        for cluster in dict.fromkeys(self.cluster):
+            if not cluster.kind and self.cheap[cluster.members[0]]:
+                continue
+            item = self._item(cluster)
+            found.append((item, cluster.members))
+            wanted |= set(item.inputs)
+        # Cheap values that are read as they are, or shown.
+        stack = list(wanted | self.shown)
+        added: set[int] = set()
+        while stack:
+            maker = self.maker.get(stack.pop())
+            if maker is not None and self.cheap[maker] and maker not in added:
+                added.add(maker)
+                found.append((self.items[maker], [maker]))
+                stack += self.items[maker].inputs
+        return found
+
+    def _item(self, cluster: _Cluster) -> Item:
+        first = self.items[cluster.members[0]]
+        if len(cluster.members) == 1 and cluster.kind not in (MAPS, ROWS, SUM, ATTENTION):
+            return first
+        body = self._body(cluster)
+        plain = len(cluster.members) == 1 and cluster.kind != ROWS and not body.pulled
+        if plain or (cluster.kind == SUM and [node.op for node, _ in body.lines] != ["cast", "sum"]):
+            return first
+        writes = self._writes(cluster)
+        graph = self._graph(cluster, body)
+        heads = [i for i in cluster.members if not _is_map(self.items[i].node)]
+        origin = self.items[heads[0] if heads else cluster.members[-1]].node.origin
+        node = Node(
+            first.node.id,
+            "region",
+            graph.inputs,
+            {"kind": cluster.kind},
+            tuple([self.flat.types[v] for v in writes]),
+            (graph,),
+            origin,
+        )
+        return Item(node, tuple(body.reads), tuple(writes))
+
+
+def _pruned(body: _Body, writes: Sequence[tuple[int, int]]) -> _Body:
+    """A body without what none of its results needs."""
+    needed = {at[0] for at in writes if at[1] >= 0}
+    read = {at[0] for at in writes if at[1] < 0}
+    for line in reversed(range(len(body.lines))):
+        if line in needed:
+            for index, output in body.lines[line][1]:
+                (read if output < 0 else needed).add(index)
+    if len(needed) == len(body.lines) and len(read) == len(body.reads):
+        return body
+    lines = {old: new for new, old in enumerate(sorted(needed))}
+    reads = {old: new for new, old in enumerate(sorted(read))}
+
+    def moved(at: tuple[int, int]) -> tuple[int, int]:
+        return (reads[at[0]], -1) if at[1] < 0 else (lines[at[0]], at[1])
+
+    return _Body(
+        [body.reads[i] for i in sorted(read)],
+        [(body.lines[i][0], tuple([moved(at) for at in body.lines[i][1]])) for i in sorted(needed)],
+        {value: moved(at) for value, at in body.known.items() if at[0] in (reads if at[1] < 0 else lines)},
+        body.pulled,
+    )
+
+
+def _is_map(node: Node) -> bool:
+    """Whether a node is elementwise work that any region may do."""
+    op = OPS[node.op]
+    if op.work is not Work.MAP or op.reports or not node.types[0].size:
+        return False
+    return all(value.shape == node.types[0].shape for value in node.inputs)
+
+
+def _widens(node: Node) -> bool:
+    return node.op == "cast" and node.inputs[0].dtype == "bf16" and node.types[0].dtype == "f32"
+
+
+class _Likeness:
+    """A node that equals those of the same operation, attributes, bodies and types."""
+
+    __slots__ = ("key", "node")
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.key = (node.op, repr(sorted(node.attrs.items())), node.types, tuple([id(body) for body in node.bodies]))
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Likeness) and self.key == other.key
+
+
+@lru_cache(maxsize=4096)
+def _graph_of(
+    types: tuple[TensorType, ...],
+    lines: tuple[tuple[_Likeness, tuple[tuple[int, int], ...]], ...],
+    writes: tuple[tuple[int, int], ...],
+) -> Graph:
+    """A body as a graph; composites are replaced by their own bodies, so that all of it is plain work."""
+    b = Builder()
+    inputs = [b.input(f"x{i}", type) for i, type in enumerate(types)]
+    made: list[tuple[Value, ...]] = []
+
+    def value(at: tuple[int, int]) -> Value:
+        line, output = at
+        return inputs[line] if output < 0 else made[line][output]
+
+    for likeness, operands in lines:
+        node, given = likeness.node, [value(at) for at in operands]
+        if node.op == "composite" and node.attrs["name"] not in WHOLE:
+            body = node.bodies[0]
+            made.append(b.copy(body, dict(zip(body.input_names, given, strict=True))))
+        else:
+            made.append(b.node(node.op, given, node.attrs, node.bodies).outputs)
+    return b.graph("region", [(f"y{i}", value(at)) for i, at in enumerate(writes)], inputs)
+
+
+def _ordered(items: Sequence[tuple[Item, int]]) -> list[Item]:
+    """Items in an order that they can run in, as near as that goes to the numbers beside them."""
+    maker = {value: n for n, (item, _) in enumerate(items) for value in item.outputs}
+    waiting = [0] * len(items)
+    users: list[list[int]] = [[] for _ in items]
+    for n, (item, _) in enumerate(items):
+        for before in {maker[value] for value in item.inputs if value in maker}:
+            users[before].append(n)
+            waiting[n] += 1
+    ready = [(at, n) for n, (_, at) in enumerate(items) if not waiting[n]]
+    heapq.heapify(ready)
+    found = []
+    while ready:
+        _, n = heapq.heappop(ready)
+        found.append(items[n][0])
+        for user in users[n]:
+            waiting[user] -= 1
+            if not waiting[user]:
+                heapq.heappush(ready, (items[user][1], user))
+    assert len(found) == len(items), "regions wait for one another"
+    return found
