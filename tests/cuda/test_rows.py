@@ -52,9 +52,13 @@ def node_of(name: str, rows_: tuple[int, ...], width: int, dtype: str = "f32") -
 def test_what_is_a_row_program() -> None:
     for name in ("softmax", "logsumexp-gradient", "cross-entropy", "layer-norm-gradient", "rms-norm"):
         assert program_of(node_of(name, (3, 4), 128).bodies[0]) is not None, name
-    assert program_of(node_of("gelu", (3, 4), 128).bodies[0]) is None, "elementwise steps are fused with their neighbours"
+    assert program_of(node_of("gelu", (3, 4), 128).bodies[0]) is None, (
+        "elementwise steps are fused with their neighbours"
+    )
     assert program_of(node_of("softmax", (3, 4), 12).bodies[0]) is None, "short rows"
-    assert program_of(node_of("layer-norm-gradient", (3, 4), 50304).bodies[0]) is None, "too many columns to sum in registers"
+    assert program_of(node_of("layer-norm-gradient", (3, 4), 50304).bodies[0]) is None, (
+        "too many columns to sum in registers"
+    )
     assert program_of(node_of("layer-norm", (128,), 128).bodies[0]) is not None, "as many rows as columns"
 
 
@@ -119,7 +123,7 @@ def test_kernels(
     name: str, rows_: tuple[int, ...], width: int, dtype: str, narrow: bool, padding: int, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(rows, "BLOCKS", 4)
+    monkeypatch.setattr(rows, "MAX_BLOCKS", 4)
     program_of.cache_clear()
     node = node_of(name, rows_, width, dtype)
     rng = np.random.default_rng(0)

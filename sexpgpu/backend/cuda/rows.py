@@ -2,13 +2,14 @@
 
 Flow: `device` asks whether a body is one when it plans; `lowering` prints it. The body decides: elementwise
 work, reductions along the last axis, one number picked from a row, and sums down the columns as outputs. Each
-reduction is a walk along the row, which makes again what it needs from the inputs; they are in the cache by then.
+reduction is a walk along the row. What a later walk needs of one stays in registers, where a row is short enough for
+that; else it is made again from the inputs, which are in the cache by then.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -31,9 +32,12 @@ MIN_COLUMNS = 64
 MAX_COLUMN_SUMS = 16
 """Sums down columns that one thread keeps, of each such output."""
 MAX_THREADS = 1024
+MAX_KEPT = 32
+"""Numbers that a thread keeps between two walks."""
 PACK = 4
-BLOCKS = 4 * MULTIPROCESSORS
-"""Where columns are summed: so many blocks share the rows, and leave a partial sum each."""
+MAX_BLOCKS = 8 * MULTIPROCESSORS
+THREADS_IN_FLIGHT = 1536
+"""Of a multiprocessor, where columns are summed: so many blocks share the rows, and leave a partial sum each."""
 
 FULL, ROW, COLUMN, SAME = "full", "row", "column", "same"
 """What a value of a body is: an element of its own everywhere, one a row, one a column, one for all."""
@@ -70,7 +74,8 @@ class Program:
 
     @property
     def num_blocks(self) -> int:
-        return min(self.num_rows, BLOCKS) if self.column_sums else self.num_rows
+        at_once = min(MAX_BLOCKS, MULTIPROCESSORS * max(1, THREADS_IN_FLIGHT // self.num_threads))
+        return min(self.num_rows, at_once) if self.column_sums else self.num_rows
 
 
 @lru_cache(maxsize=4096)
@@ -217,6 +222,7 @@ class _Printer:
         self.names = {value: f"x{i}" for i, value in enumerate(body.inputs)}
         self.targets = {value: f"y{i}" for i, value in enumerate(self.outputs)}
         self.known: dict[Value, str] = {}
+        self.kept: dict[Value, str] = {}
         self.pack = program.pack if self._packs() else 1
         count = -(-program.num_columns // (program.num_threads * self.pack))
         self.num_walks = count
@@ -259,10 +265,13 @@ class _Printer:
             f"__shared__ {self._state(member)} shared{i}[{program.num_threads // 32}];"
             for i, member in enumerate(program.reductions)
         ]
+        kept = [
+            f"{CUDA.registers[value.dtype]} {name}[{self.num_walks}][{self.pack}];" for value, name in self.kept.items()
+        ]
         newline = "\n"
         text = f"""{newline.join([*shared, *held])}
 for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
-{newline.join(lines)}
+{newline.join([*kept, *lines])}
 }}
 {newline.join([self._leave(i) for i in range(len(program.column_sums))])}"""
         return kernel("rows", pointers, text, (program.num_blocks, 1, 1), (program.num_threads, 1, 1))
@@ -314,8 +323,10 @@ for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
         row = f"o_{name} + " if self.program.kinds[value] == FULL else ""
         return CUDA.load(value.dtype, f"{name}[{row}(i64){column} * {x.strides[-1]}]")
 
-    def _walk(self, wanted: Sequence[Value], body: Body, before: str = "", after: str = "") -> str:
-        """A loop along the row that makes the values `wanted` at every column."""
+    def _walk(
+        self, wanted: Sequence[Value], body: Body, before: str = "", after: str = "", later: Sequence[Value] = ()
+    ) -> str:
+        """A loop along the row that makes the values `wanted` at every column, and keeps what `later` ones need."""
         program, pack = self.program, self.pack
         read = [v for v in self._needed(wanted) if v in self.inputs and program.kinds[v] in (FULL, COLUMN)]
         lines = []
@@ -335,6 +346,9 @@ for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
         for value in wanted:
             self._element(value, "c", made, inner, load)
         body(made, inner)
+        for value in self._worth_keeping(made, later):
+            self.kept[value] = f"kept{len(self.kept)}"
+            inner.append(f"{self.kept[value]}[k][e] = {made[value]};")
         newline = "\n"
         unroll = "#pragma unroll\n" if self.unrolled else ""
         return f"""{unroll}for (int k = 0; k < {self.num_walks}; ++k) {{
@@ -351,13 +365,28 @@ const u32 c = c0 + e;
 }}
 }}"""
 
+    def _worth_keeping(self, made: Mapping[Value, str], later: Sequence[Value]) -> list[Value]:
+        """Elements of the row that `later` is made of directly; none where there are too many for registers."""
+        found: dict[Value, None] = {}
+        stack = list(later)
+        while stack:
+            value = stack.pop()
+            if value in found or value in self.known or value in self.kept:
+                continue
+            if value in made and self.program.kinds[value] == FULL:
+                found[value] = None
+            elif value not in self.inputs:
+                stack += value.node.inputs
+        room = MAX_KEPT // (self.num_walks * self.pack) - len(self.kept) if self.unrolled else 0
+        return list(found) if len(found) <= room else []
+
     def _needed(self, wanted: Sequence[Value]) -> list[Value]:
         """What the values `wanted` are made of, without numbers of the row, which are known by then."""
         found: dict[Value, None] = {}
         stack = list(wanted)
         while stack:
             value = stack.pop()
-            if value in found or value in self.known:
+            if value in found or value in self.known or value in self.kept:
                 continue
             found[value] = None
             stack += value.node.inputs if value not in self.inputs else ()
@@ -372,7 +401,9 @@ const u32 c = c0 + e;
         if value in made:
             return made[value]
         node = value.node
-        if value in self.inputs:
+        if column == "c" and value in self.kept:
+            text = f"{self.kept[value]}[k][e]"
+        elif value in self.inputs:
             text = load(value)
         elif OPS[node.op].work is Work.FILL:
             text = f"({CUDA.registers[value.dtype]}){column}" if node.op == "iota" else CUDA.literal(node)
@@ -405,7 +436,9 @@ const u32 c = c0 + e;
                 inner.append(f"{{ const {f.state} v = {f.lift(made[m.inputs[0]], 'c')}; ")
                 inner.append(f"a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}")
 
-        lines.append(self._walk([m.inputs[0] for m in members], fold_in))
+        later = [m.inputs[0] for m in (*program.reductions, *program.column_sums) if m not in members]
+        later += [value for value in self.outputs if program.kinds[value] == FULL]
+        lines.append(self._walk([m.inputs[0] for m in members], fold_in, later=later))
         for m, f in zip(members, folds, strict=True):
             number = program.reductions.index(m)
             lines.append(

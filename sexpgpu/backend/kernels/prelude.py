@@ -20,8 +20,14 @@ template <class T, int N> HELPER void write_pack(T* p, const Pack<T, N>& v) { *(
 HELPER float from_bf16(u16 bits) { return __uint_as_float((u32)bits << 16); }
 HELPER u16 to_bf16(float x) {
   u32 bits = __float_as_uint(x);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return (u16)(((bits >> 16) & 0x8000u) | 0x7fc0u);
-  return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+  u16 quiet = (u16)(((bits >> 16) & 0x8000u) | 0x7fc0u);
+#ifdef __CUDA_ARCH__
+  u16 rounded;
+  asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(rounded) : "f"(x));
+#else
+  u16 rounded = (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
+  return x != x ? quiet : rounded;
 }
 
 // Towards zero; what does not fit, NaN too, becomes the lowest integer, as on the interpreter's processor.
