@@ -11,13 +11,14 @@ from typing import Protocol
 
 from sexpgpu.ir.graph import Graph, Node, Value, reachable
 from sexpgpu.ir.opdef import OPS, Work
+from sexpgpu.ir.ops.rules import attr_ints
 from sexpgpu.ir.program import FEED, RESULT, SLOT, Phase
 from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.arena import Cell, aligned, live_peak, place
 from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.flatten import Flat, Item, flatten, orders
 from sexpgpu.plan.layout import ARENA, VIEWS, Layout, Strides, contiguous, is_contiguous
-from sexpgpu.plan.regions import Rules, form_regions, may_overwrite
+from sexpgpu.plan.regions import Rules, form_regions, may_overwrite, writes_any_strides
 from sexpgpu.plan.schedule import Task, best_order
 
 
@@ -158,6 +159,7 @@ class _PhasePlanner:
         if profile.rules is not None:
             self.flat, self.orders = form_regions(self.flat, self.orders, profile.rules)
         self.windows: list[_Window | None] = [None] * len(self.flat.types)
+        self.wishes = _wishes(self.flat)
         self.fixed: dict[int, Layout] = {}  # owners outside the arena: slots, feeds, constants, placed outputs
         self.slot_owner: dict[str, int] = {}
         self.last: dict[int, int] = {}  # the step that reads an owner last
@@ -207,7 +209,7 @@ class _PhasePlanner:
         return type.size * self.profile.item_bytes[type.dtype]
 
     def _own(self, value: int) -> None:
-        self.windows[value] = _Window(value, 0, contiguous(self.flat.types[value].shape))
+        self.windows[value] = _Window(value, 0, self.wishes.get(value) or contiguous(self.flat.types[value].shape))
 
     def _window(self, value: int) -> _Window:
         window = self.windows[value]
@@ -390,3 +392,22 @@ class _PhasePlanner:
                 for step, item in enumerate(items)
             ]
         )
+
+
+def _wishes(flat: Flat) -> dict[int, Strides]:
+    """Strides of what a library writes in any order of axes: that in which a reshape, after transposes, reads it."""
+    maker = {value: item for item in flat.items for value in item.outputs}
+    outputs = {value for _, value in flat.outputs}
+    found: dict[int, Strides] = {}
+    for item in flat.items:
+        if item.node.op != "reshape":
+            continue
+        value, axes = item.inputs[0], tuple(range(item.node.inputs[0].rank))
+        while value in maker and maker[value].node.op == "transpose":
+            perm = attr_ints(maker[value].node.attrs, "perm")
+            value, axes = maker[value].inputs[0], tuple([perm[axis] for axis in axes])
+        free = value in maker and writes_any_strides(maker[value].node) and value not in outputs
+        if free and value not in found:
+            dense = contiguous(tuple([flat.types[value].shape[axis] for axis in axes]))
+            found[value] = tuple([stride for _, stride in sorted(zip(axes, dense, strict=True))])
+    return found

@@ -20,7 +20,7 @@ from functools import lru_cache
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Work
-from sexpgpu.ir.ops.rules import attr_ints
+from sexpgpu.ir.ops.rules import attr_int, attr_ints, without
 from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.flatten import Flat, Item
 
@@ -56,6 +56,12 @@ class Rules:
     attends: Callable[[Node], bool]
 
 
+def added_axis(shape: Sequence[int], longer: Sequence[int]) -> int:
+    """Where `longer` has an axis of size 1 more than `shape`; -1: that is not their difference."""
+    places = [axis for axis, size in enumerate(longer) if size == 1 and without(longer, (axis,)) == tuple(shape)]
+    return places[0] if places else -1
+
+
 def may_overwrite(node: Node, output: int) -> bool:
     """Whether a node writes an output element by element, in step with what it reads of the same size."""
     if node.op != "region":
@@ -66,6 +72,11 @@ def may_overwrite(node: Node, output: int) -> bool:
     # What is picked of a row may be read when its place is written already.
     picks = any(member.op == "pick" for member in body.nodes)
     return kind == ROWS and not picks and node.types[output].size == max([v.type.size for v in node.inputs])
+
+
+def writes_any_strides(node: Node) -> bool:
+    """Whether a node leaves its results in any order of axes at no cost."""
+    return node.op == "region" and node.attrs["kind"] == ATTENTION
 
 
 def form_regions(flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules) -> tuple[Flat, list[list[Item]]]:
@@ -216,6 +227,8 @@ class _Former:
             return
         if own.kind == MAPS and self._rounds(i):
             return
+        if self.items[i].node.op == "concat":
+            self._gathers(i)
         if own.kind in (MAPS, ROWS, SUM):
             for other in self._neighbours(i):
                 merged = self._merged(other, self.cluster[i])
@@ -249,6 +262,29 @@ class _Former:
         cluster.members.append(i)
         self.cluster[i] = cluster
         return True
+
+    def _gathers(self, i: int) -> None:
+        """Put a concat with the attention whose results, each with one more axis, are all that it joins."""
+        axis = attr_int(self.items[i].node.attrs, "axis")
+        parts = []
+        for value in self.items[i].inputs:
+            part = self.maker.get(value)
+            if part is None or self.items[part].node.op != "reshape" or self._final_readers(value) != {i}:
+                return
+            (source,) = self.items[part].inputs
+            maker, shape = self.maker.get(source), self.flat.types[value].shape
+            added = added_axis(self.flat.types[source].shape, shape)
+            if maker is None or self._final_readers(source) != {part} or shape[axis] != 1 or added < 0:
+                return
+            if without(shape, (axis,)) != self.flat.types[source].shape:
+                return
+            parts.append((part, self.cluster[maker]))
+        clusters = {cluster for _, cluster in parts}
+        if len({part for part, _ in parts}) == len(parts) and [each.kind for each in clusters] == [ATTENTION]:
+            (cluster,) = clusters
+            cluster.members = sorted({*cluster.members, *[part for part, _ in parts], i})
+            for member in cluster.members:
+                self.cluster[member] = cluster
 
     def _neighbours(self, i: int) -> list[_Cluster]:
         """Clusters that item `i` reads from, the latest first."""

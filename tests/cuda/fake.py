@@ -267,12 +267,16 @@ class FakePrinters:
         operands: list[Operand] = [("input", i) for i in range(len(reads))]
         return self._launch((*operands, *[("output", i) for i in range(len(writes))]), run)  # type: ignore[arg-type]
 
-    def print_rows(self, program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Launch:
+    def print_rows(
+        self, program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]
+    ) -> tuple[Launch, ...]:
         body, num_blocks = program.body, program.num_blocks
         summed = [body.output_values.index(member.outputs[0]) for member in program.column_sums]
         kept = [i for i in range(len(outputs)) if i not in summed]
-        operands = [x.operand for x in inputs] + [outputs[i].operand for i in kept]
-        operands += [("workspace", i) for i in range(len(summed))] + ([("flag", 0)] if program.picks else [])
+        partials: list[Operand] = [("workspace", i) for i in range(len(summed))]
+        operands = [x.operand for x in inputs] + [outputs[i].operand for i in kept] + partials
+        operands += [("flag", 0)] if program.picks else []
+        shape = (num_blocks, program.num_columns)
 
         def run(pointers: tuple[int, ...]) -> None:
             arrays = [typed(p, x.type, x.layout).copy() for p, x in zip(pointers, inputs, strict=False)]
@@ -282,12 +286,19 @@ class FakePrinters:
             for p, i in zip(pointers[len(inputs) :], kept, strict=False):
                 typed(p, outputs[i].type, outputs[i].layout)[...] = found[i]
             for p, i in zip(pointers[len(inputs) + len(kept) :], summed, strict=False):
-                shape = (num_blocks, program.num_columns)
-                partials = view(p, shape, (program.num_columns, 1), np.dtype(np.float32))
-                partials[...] = 0
-                partials[num_blocks // 2] = found[i]
+                left = view(p, shape, (program.num_columns, 1), np.dtype(np.float32))
+                left[...] = 0
+                left[num_blocks // 2] = found[i]
 
-        return self._launch(tuple(operands), run)
+        def add(pointers: tuple[int, ...]) -> None:
+            for p, target, i in zip(pointers, pointers[len(summed) :], summed, strict=False):
+                left = view(p, shape, (program.num_columns, 1), np.dtype(np.float32))
+                typed(target, outputs[i].type, outputs[i].layout)[...] = left.sum(0)
+
+        rows = self._launch(tuple(operands), run)
+        if not summed:
+            return (rows,)
+        return rows, self._launch((*partials, *[outputs[i].operand for i in summed]), add)
 
     def workspace_bytes(self, step: Step) -> tuple[int, ...]:
         return () if OPS[step.node.op].work is Work.MAP else (self.num_workspace_bytes,)

@@ -1,117 +1,102 @@
-"""Which elementwise steps become one kernel, what it reads and writes, and that its text compiles."""
+"""What the kernel of a region of elementwise work reads and writes, that its text compiles, and what it gives."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda.fusion import Group, Value, longest_group, narrowed, print_group
+from sexpgpu.backend.cuda.fusion import group_of, print_group
 from sexpgpu.backend.kernels.cuda import NVRTC_OPTIONS, module_source
 from sexpgpu.ir.builder import Builder
-from sexpgpu.ir.types import TensorType
-from sexpgpu.plan.arena import aligned
+from sexpgpu.ir.evaluate import evaluate
+from sexpgpu.ir.graph import Value
+from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import ARENA, Layout, contiguous
 from sexpgpu.plan.phase import Step
+from tests.kernels.emulator import Placed, Unit
 
-SHAPE = (64, 48)
-F, H = TensorType("f32", SHAPE), TensorType("bf16", SHAPE)
-SIZE = aligned(F.num_bytes)
-
-
-def at(place: int, type: TensorType = F, buffer: str = ARENA) -> Layout:
-    """The dense layout of a value in the arena's `place`th range."""
-    return Layout(buffer, place * SIZE, contiguous(type.shape))
+SHAPE = (24, 48)
+F, H, COLUMN, ROW = (
+    TensorType("f32", SHAPE), TensorType("bf16", SHAPE), TensorType("f32", (48,)), TensorType("f32", (24,)),
+)  # fmt: skip
 
 
-def step(op: str, places: list[Layout], out: Layout, dies: list[int] | None = None, type: TensorType = F) -> Step:
+def region(b: Builder, inputs: list[Value], outputs: list[Value]) -> Step:
+    """A step of a region, every operand dense in a range of its own."""
+    body = b.graph("region", [(f"y{i}", value) for i, value in enumerate(outputs)], inputs)
+    outside = Builder()
+    given = [outside.input(f"x{i}", value.type) for i, value in enumerate(inputs)]
+    node = outside.node("region", given, {"kind": "maps"}, (body,))
+    layouts = [Layout(ARENA, 1 << 20 + i, contiguous(v.shape)) for i, v in enumerate((*node.inputs, *node.outputs))]
+    return Step(node, tuple(layouts[: len(inputs)]), tuple(layouts[len(inputs) :]))
+
+
+def mixed() -> Step:
+    """A bf16, a vector of columns that is rounded first, a number of each row, a constant; two results."""
     b = Builder()
-    node = b.op(op, *[b.input(f"x{i}", type) for i in range(len(places))]).node
-    return Step(node, tuple(places), (out,), tuple((place * SIZE, SIZE) for place in dies or []))
+    x, bias, row = b.input("x0", H), b.input("x1", COLUMN), b.input("x2", ROW)
+    column = b.broadcast(b.cast(bias, "bf16"), SHAPE, (1,))
+    total = b.add(b.cast(x, "f32"), b.cast(column, "f32"))
+    scaled = b.mul(total, b.broadcast(row, SHAPE, (0,)))
+    chosen = b.where(b.op("gt", scaled, b.like(0.1, scaled)), b.op("tanh", scaled), total)
+    return region(b, [x, bias, row], [b.cast(chosen, "bf16"), scaled])
 
 
-def cast(source: Layout, type: TensorType, out: Layout, to: str, dies: list[int] | None = None) -> Step:
+def test_smaller_values_are_read_at_each_element() -> None:
+    group = group_of(mixed())
+    assert [value.layout.strides for value in group.reads] == [(48, 1), (0, 1), (1, 0)]
+    assert [value.type.shape for value in group.reads] == [SHAPE] * 3
+    assert [value.type.dtype for value in group.writes] == ["bf16", "f32"]
+    assert [node.op for node, _, _ in group.lines].count("cast") == 4
+
+
+def test_one_value_along_two_axes_is_two_reads() -> None:
     b = Builder()
-    node = b.cast(b.input("x", type), to).node
-    return Step(node, (source,), (out,), tuple((place * SIZE, SIZE) for place in dies or []))
+    square = TensorType("f32", (16, 16))
+    v = b.input("x0", TensorType("f32", (16,)))
+    group = group_of(region(b, [v], [b.add(b.broadcast(v, square.shape, (0,)), b.broadcast(v, square.shape, (1,)))]))
+    assert [value.layout.strides for value in group.reads] == [(1, 0), (0, 1)]
 
 
-def group_of(*steps: Step, at_least: int = 2) -> Group:
-    found = longest_group(steps, 0, at_least)
-    assert found is not None
-    return found
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_it_gives(backwards: bool, tmp_path: Path) -> None:
+    step = mixed()
+    group, body = group_of(step), step.node.bodies[0]
+    rng = np.random.default_rng(0)
+    placed = {}
+    for layout, value in zip((*step.inputs, *step.outputs), (*step.node.inputs, *step.node.outputs), strict=True):
+        placed[layout.offset_bytes] = Placed(value.type, layout.strides)
+    arrays = {}
+    for i, layout in enumerate(step.inputs):
+        x = placed[layout.offset_bytes]
+        x.array[...] = rng.normal(size=x.array.shape).astype(x.array.dtype)
+        arrays[f"x{i}"] = x.array.copy()
+    launch = print_group(group)
+    Unit([launch], tmp_path).run(launch, [placed[layout.offset_bytes].pointer for layout in group.places], backwards)
+    for wanted, layout in zip(evaluate(body, arrays).values(), step.outputs, strict=True):
+        found = placed[layout.offset_bytes].array
+        np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), 1e-6, 1e-6)
 
 
-def test_what_dies_within_is_never_written() -> None:
-    group = group_of(step("exp", [at(0)], at(1)), step("add", [at(1), at(0)], at(2), dies=[0, 1]))
-    assert group.num_steps == 2 and len(group.reads) == 1
-    assert [value.layout for value in group.writes] == [at(2)]
+CONSTANTS = {"f32": -0.1, "bf16": 0.5, "f64": 0.1, "i32": -3, "i64": -(2**40), "bool": True}
 
 
-def test_what_lives_on_is_written() -> None:
-    group = group_of(step("exp", [at(0)], at(1)), step("add", [at(1), at(0)], at(2), dies=[0]))
-    assert [value.layout for value in group.writes] == [at(1), at(2)]
-
-
-def test_a_value_over_its_input_replaces_it() -> None:
-    group = group_of(step("exp", [at(0)], at(1)), step("tanh", [at(1)], at(1)), step("neg", [at(1)], at(0)))
-    assert [value.layout for value in group.writes] == [at(1), at(0)]
-    assert [names for _, names, _ in group.lines] == [("r0",), ("v0",), ("v1",)]
-
-
-def test_another_walk_over_what_was_written_ends_the_group() -> None:
-    transposed = Layout(ARENA, SIZE, (1, 64))
-    group = longest_group(
-        [step("exp", [at(0)], at(1)), step("neg", [at(0)], at(2)), step("tanh", [transposed], at(3))], 0
-    )
-    assert group is not None and group.num_steps == 2
-
-
-def test_a_write_over_what_other_threads_still_read_ends_the_group() -> None:
-    # The last value lies over the first input, but half a range on: its threads are not those that read it.
-    shifted = Layout(ARENA, SIZE // 2, contiguous(SHAPE))
-    steps = [step("exp", [at(0)], at(2), dies=[0]), step("neg", [at(2)], at(3)), step("tanh", [at(3)], shifted)]
-    group = longest_group(steps, 0)
-    assert group is not None and group.num_steps == 2
-    assert longest_group(steps[1:], 0) is not None, "on its own the last is in step with nothing"
-
-
-def test_a_small_step_between_runs_before() -> None:
-    small = TensorType("f32", (48,))
-    bias, shown = Layout(ARENA, 9 * SIZE, (1,)), Layout(ARENA, 9 * SIZE, (0, 1))
-    group = group_of(
-        step("exp", [at(0)], at(1)),
-        step("neg", [Layout("slot:b", 0, (1,))], bias, type=small),
-        step("add", [at(1), shown], at(2), dies=[1]),
-    )
-    assert group.num_steps == 3 and [s.node.op for s in group.hoisted] == ["neg"]
-    assert [value.layout for value in group.reads] == [at(0), shown]
-
-
-def test_a_step_that_needs_the_group_is_not_moved() -> None:
-    small = TensorType("f32", (48,))
-    steps = [
-        step("exp", [at(0)], at(1)),
-        step("neg", [Layout(ARENA, SIZE, (1,))], Layout(ARENA, 9 * SIZE, (1,)), type=small),
-        step("add", [at(1), at(0)], at(2)),
-    ]
-    assert longest_group(steps, 0) is None
-
-
-def test_a_product_may_leave_bf16_behind() -> None:
-    steps = [
-        cast(at(0), F, at(1, H), "bf16", dies=[0]),
-        cast(at(1, H), H, at(2), "f32", dies=[1]),
-        step("tanh", [at(2)], at(2)),
-    ]
-    group = group_of(*steps)
-    found = narrowed(group, Value(at(0), F), at(0))
-    assert found is not None
-    assert [(v.type.dtype, v.layout) for v in found.reads] == [("bf16", at(0))]
-    assert [node.op for node, _, _ in found.lines] == ["cast", "tanh"] and found.num_steps == 3
-    alive = group_of(cast(at(0), F, at(1, H), "bf16"), *steps[1:])
-    assert narrowed(alive, Value(at(0), F), at(0)) is None, "somebody reads the f32 later"
-    exact = group_of(steps[0], step("add", [at(0), at(0)], at(3), dies=[0]))
-    assert narrowed(exact, Value(at(0), F), at(0)) is None, "the group itself needs the f32"
+@pytest.mark.parametrize("dtype", CONSTANTS)
+def test_a_constant_is_exact(dtype: str, tmp_path: Path) -> None:
+    type, test = TensorType(dtype, (3,)), TensorType("bool", (3,))
+    b = Builder()
+    x, chosen = b.input("x0", type), b.input("x1", test)
+    group = group_of(region(b, [x, chosen], [b.where(chosen, b.like(CONSTANTS[dtype], x), x)]))
+    source, mask, target = Placed(type, (1,)), Placed(test, (1,)), Placed(type, (1,))
+    source.array[...], mask.array[...] = 0, True
+    pointers = {type: source.pointer, test: mask.pointer}
+    launch = print_group(group)
+    operands = [pointers[value.type] if dtype != "bool" else mask.pointer for value in group.reads]
+    Unit([launch], tmp_path).run(launch, [*operands, target.pointer], False)
+    assert target.array.tobytes() == np.full(3, CONSTANTS[dtype], NUMPY_DTYPES[dtype]).tobytes()
 
 
 @pytest.mark.parametrize("columns", [48, 47])
@@ -119,21 +104,10 @@ def test_texts_compile(columns: int) -> None:
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     f, h = TensorType("f32", (64, columns)), TensorType("bf16", (64, columns))
     b = Builder()
-    x, y = b.input("x", h), b.input("y", f)
+    x, y = b.input("x0", h), b.input("x1", f)
     wide = b.cast(x, "f32")
-    positive = b.op("gt", wide, y)
-    chosen = b.where(positive, b.op("tanh", wide), y)
-    nodes = [wide.node, positive.node, chosen.node.inputs[1].node, chosen.node, b.cast(chosen, "bf16").node]
-    place = {x: Layout("slot:x", 0, contiguous(h.shape)), y: Layout("slot:y", 0, (0, 1))}
-    steps = []
-    for number, node in enumerate(nodes):
-        out = Layout(ARENA, number * 64 * 256, contiguous(f.shape))
-        steps.append(Step(node, tuple([place[v] for v in node.inputs]), (out,)))
-        place[node.outputs[0]] = out
-    group = group_of(*steps)
-    assert group.num_steps == 5
-    launch = print_group(group)
-    assert len(launch.operands) == len(group.reads) + len(group.writes)
+    chosen = b.where(b.op("gt", wide, y), b.op("tanh", wide), y)
+    launch = print_group(group_of(region(b, [x, y], [b.cast(chosen, "bf16")])))
     _, program = nvrtc.nvrtcCreateProgram(module_source([launch]).encode(), b"unit.cu", 0, [], [])
     options = [option.encode() for option in (*NVRTC_OPTIONS, "--gpu-architecture=sm_80")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

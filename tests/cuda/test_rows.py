@@ -11,7 +11,7 @@ import pytest
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.cuda import rows
 from sexpgpu.backend.cuda.lowering import narrow_sum
-from sexpgpu.backend.cuda.rows import partial_bytes, print_rows, program_of, sums_of_partials
+from sexpgpu.backend.cuda.rows import partial_bytes, print_rows, program_of
 from sexpgpu.backend.kernels.cuda import print_step, workspace_bytes
 from sexpgpu.backend.kernels.flags import flag_message, read_flag
 from sexpgpu.backend.kernels.operands import Argument
@@ -21,7 +21,7 @@ from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import Array, Context
 from sexpgpu.ir.ops.composite import _meaning
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
-from sexpgpu.plan.layout import Layout, contiguous
+from sexpgpu.plan.layout import contiguous
 from sexpgpu.plan.phase import Step
 from tests.kernels.emulator import Placed, Unit, compiler
 
@@ -77,25 +77,17 @@ def run(
     around = [placed.others() for placed in outputs]
     reads = [Argument(("input", i), v.type, p.layout) for i, (v, p) in enumerate(zip(node.inputs, inputs, strict=True))]
     writes = [Argument(("output", i), t, p.layout) for i, (t, p) in enumerate(zip(types, outputs, strict=True))]
-    launch = print_rows(program, reads, writes)
+    launches = print_rows(program, reads, writes)
     partials = [np.full(n + 16, 0xFF, np.uint8) for n in partial_bytes(program)]
     places = [x.ctypes.data + -x.ctypes.data % 16 for x in partials]
     flag = np.zeros(8, np.uint32)
     at_flag = flag.ctypes.data + -flag.ctypes.data % 16
-    rest = sums_of_partials(program, [Layout("w", 0, ()) for _ in places], [p.layout for p in outputs])
-    launches = [launch, *[each for step in rest for each in print_step(step)]]
     unit = Unit(launches, folder)
     known: dict[Any, int] = {("input", i): p.pointer for i, p in enumerate(inputs)}
     known |= {("output", i): p.pointer for i, p in enumerate(outputs)}
     known |= {("workspace", i): place for i, place in enumerate(places)} | {("flag", 0): at_flag}
-    unit.run(launch, [known[operand] for operand in launch.operands], backwards)
-    for member, step, place in zip(program.column_sums, rest, places, strict=True):
-        target = outputs[node.bodies[0].output_values.index(member.outputs[0])]
-        raw = [np.zeros(n + 16, np.uint8) for n in workspace_bytes(step)]
-        for each in print_step(step):
-            own = {("input", 0): place, ("output", 0): target.pointer}
-            own |= {("workspace", i): x.ctypes.data + -x.ctypes.data % 16 for i, x in enumerate(raw)}
-            unit.run(each, [own[operand] for operand in each.operands], backwards)
+    for launch in launches:
+        unit.run(launch, [known[operand] for operand in launch.operands], backwards)
     assert [placed.others() for placed in outputs] == around, "a byte beside an output was written"
     start = (at_flag - flag.ctypes.data) // 4
     found = read_flag(flag[start : start + 4])

@@ -7,15 +7,17 @@ builds and enqueues. cuDNN wants bf16 operands, and gives a bf16 output: it is t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sexpgpu.ir.graph import Node
-from sexpgpu.ir.types import ITEM_BYTES
+from sexpgpu.ir.graph import Graph, Node, Value
+from sexpgpu.ir.ops.rules import attr_int, without
+from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.arena import aligned
-from sexpgpu.plan.layout import Strides, contiguous
+from sexpgpu.plan.layout import Layout, Strides, contiguous
 from sexpgpu.plan.phase import Step
+from sexpgpu.plan.regions import added_axis
 
 FORWARD, BACKWARD = "attention", "attention-gradient"
 FORWARD_ROLES = ("q", "k", "v", "out", "row_lse")
@@ -81,19 +83,39 @@ def rounded_edges(node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def attention_within(step: Step) -> Step:
-    """The composite of a region as a step of its own, whose casts at the edges are left out; or the step itself."""
+    """The composite of a region as a step of its own, between the region's operands; or the step itself.
+
+    Casts at its edges are left out, since the library rounds; results that are joined lie in the joined value.
+    """
     if step.node.op != "region":
         return step
     body = step.node.bodies[0]
     (node,) = [member for member in body.nodes if is_attention(member)]
     known = dict(zip(body.inputs, step.inputs, strict=True))
-    known |= dict(zip(body.output_values, step.outputs, strict=True))
-    cast = {member.inputs[0]: member.outputs[0] for member in body.nodes if member.op == "cast"}
     inputs = [value if value in known else value.node.inputs[0] for value in node.inputs]
-    outputs = [value if value in known else cast[value] for value in node.outputs]
-    types = tuple([value.type for value in outputs])
+    shown = dict(zip(body.output_values, step.outputs, strict=True))
+    landed = [_landing(value, body, shown) for value in node.outputs]
+    types = tuple([type for type, _ in landed])
     narrow = Node(node.id, node.op, tuple(inputs), node.attrs, types, node.bodies, step.node.origin)
-    return Step(narrow, tuple([known[v] for v in inputs]), tuple([known[v] for v in outputs]))
+    return Step(narrow, tuple([known[v] for v in inputs]), tuple([layout for _, layout in landed]))
+
+
+def _landing(value: Value, body: Graph, shown: Mapping[Value, Layout]) -> tuple[TensorType, Layout]:
+    """The type and layout with which a value of the body reaches an output of it."""
+    if value in shown:
+        return value.type, shown[value]
+    (reader,) = [member for member in body.nodes if value in member.inputs]
+    (made,) = reader.outputs
+    if reader.op == "concat":
+        axis, whole = attr_int(reader.attrs, "axis"), shown[made]
+        before = sum([v.shape[axis] for v in reader.inputs[: reader.inputs.index(value)]])
+        offset_bytes = before * whole.strides[axis] * ITEM_BYTES[value.dtype]
+        return value.type, replace(whole, offset_bytes=whole.offset_bytes + offset_bytes)
+    type, layout = _landing(made, body, shown)
+    if reader.op == "reshape":
+        axis = added_axis(value.shape, made.shape)
+        return type.with_shape(value.shape), replace(layout, strides=without(layout.strides, (axis,)))
+    return type, layout
 
 
 def attention_of(step: Step, packed: bool = False) -> Attention:

@@ -17,7 +17,7 @@ from sexpgpu.backend.cuda.attention import Attention, attention_of, attention_wi
 from sexpgpu.backend.cuda.blas import DATA_TYPES, WORKSPACE_BYTES, alignment
 from sexpgpu.backend.cuda.fusion import Group, group_of
 from sexpgpu.backend.cuda.gemm import Gemm
-from sexpgpu.backend.cuda.rows import Program, nodes_of_partials, partial_bytes, program_of, sums_of_partials
+from sexpgpu.backend.cuda.rows import Program, partial_bytes, program_of
 from sexpgpu.backend.kernels.flags import FLAG_BYTES
 from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
@@ -142,12 +142,12 @@ class Tools(Protocol):
 
     @property
     def print_group(self) -> Callable[[Group], Launch]:
-        """The kernel of elementwise steps together."""
+        """The kernel of a region of elementwise work."""
         ...
 
     @property
-    def print_rows(self) -> Callable[[Program, Sequence[Argument], Sequence[Argument]], Launch]:
-        """The kernel of a row program."""
+    def print_rows(self) -> Callable[[Program, Sequence[Argument], Sequence[Argument]], tuple[Launch, ...]]:
+        """The kernels of a row program."""
         ...
 
     def attend(self, attention: Attention) -> int | None:
@@ -202,8 +202,7 @@ def node_workspace(node: Node, printers: Printers) -> int:
         return workspace_estimate(attention_within(_as_placed(node)).node)
     program = program_of(node.bodies[0]) if kind == ROWS else None
     if program is not None:
-        own = sum(partial_bytes(program))
-        return own + sum([_SLACK * aligned(printers.workspace_bound(n)) for n in nodes_of_partials(program)])
+        return sum(partial_bytes(program))
     inner = _leader(node) if kind in (PRODUCT, SUM) else node
     bound = 0 if kind == MAPS else _SLACK * aligned(printers.workspace_bound(inner))
     return WORKSPACE_BYTES + bound if _is_library_product(inner) else bound
@@ -375,15 +374,13 @@ class _Lowering:
         outputs = zip(step.node.types, step.outputs, strict=True)
         taken = [Argument(("input", i), value.type, layout) for i, (value, layout) in enumerate(inputs)]
         made = [Argument(("output", i), type, layout) for i, (type, layout) in enumerate(outputs)]
-        launch = self.tools.print_rows(program, taken, made)
+        launches = self.tools.print_rows(program, taken, made)
         known: dict[Operand, Place] = {x.operand: _place(x.layout) for x in (*taken, *made)}
         known |= {("workspace", i): place for i, place in enumerate(places)}
         if program.picks:
             known["flag", 0] = self._flag(program.picks[0])
-        self._add("rows", Kernel(launch, tuple([known[operand] for operand in launch.operands])))
-        layouts = [Layout(place.buffer, place.offset_bytes, ()) for place in places]
-        for each in sums_of_partials(program, layouts, step.outputs):
-            self._single(each, workspace, "rows")
+        for launch in launches:
+            self._add("rows", Kernel(launch, tuple([known[operand] for operand in launch.operands])))
 
     def _flag(self, node: Node) -> Place:
         """The next fault record, which is that of `node`."""

@@ -18,14 +18,10 @@ from sexpgpu.backend.kernels.flags import flagged
 from sexpgpu.backend.kernels.launch import MULTIPROCESSORS, Launch, kernel
 from sexpgpu.backend.kernels.nest import Nest
 from sexpgpu.backend.kernels.operands import Argument, flag_pointer, workspace_pointer
-from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.rules import attr_ints
-from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.arena import aligned
-from sexpgpu.plan.layout import Layout, contiguous
-from sexpgpu.plan.phase import Step
 
 MIN_COLUMNS = 64
 """Shorter rows leave a block idle; their bodies run step by step."""
@@ -178,30 +174,40 @@ def partial_bytes(program: Program) -> list[int]:
     return [aligned(4 * program.num_blocks * program.num_columns) for _ in program.column_sums]
 
 
-def nodes_of_partials(program: Program) -> list[Node]:
-    """The sums of what the blocks left, one for each output that is a sum of columns."""
-    b = Builder()
-    partials = b.input("partials", TensorType("f32", (program.num_blocks, program.num_columns)))
-    return [b.sum(partials, (0,)).node for _ in program.column_sums]
+def print_rows(program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> tuple[Launch, ...]:
+    """The kernels: of the rows, and of the sums down the columns, if there are any.
+
+    Operands are the inputs, the outputs, a partial sum of each output that is one of columns, and a flag if any.
+    """
+    printer = _Printer(program, inputs, outputs)
+    if not program.column_sums:
+        return (printer.launch(),)
+    positions = [program.body.output_values.index(member.outputs[0]) for member in program.column_sums]
+    return printer.launch(), _print_sums(program, [outputs[i] for i in positions])
 
 
-def sums_of_partials(program: Program, places: Sequence[Layout], outputs: Sequence[Layout]) -> list[Step]:
-    """The same as steps, given where the partials begin and the layouts of the composite's outputs."""
-    strides = contiguous((program.num_blocks, program.num_columns))
-    triples = zip(nodes_of_partials(program), program.column_sums, places, strict=True)
-    return [
-        Step(node, (Layout(place.buffer, place.offset_bytes, strides),), (outputs[_output(program, member)],))
-        for node, member, place in triples
-    ]
-
-
-def _output(program: Program, member: Node) -> int:
-    return program.body.output_values.index(member.outputs[0])
-
-
-def print_rows(program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> Launch:
-    """The kernel: operands are the inputs, the outputs that are no sums of columns, partials, and a flag if any."""
-    return _Printer(program, inputs, outputs).launch()
+def _print_sums(program: Program, outputs: Sequence[Argument]) -> Launch:
+    """Partial sums added up, in the order of the blocks that left them: 32 columns a block, 32 threads a column."""
+    count, num_columns = len(outputs), program.num_columns
+    pointers = [workspace_pointer(i, f"partial{i}", "float") for i in range(count)]
+    pointers += [x.pointer(f"y{i}") for i, x in enumerate(outputs)]
+    partial = " : ".join([*[f"blockIdx.y == {i}u ? partial{i}" for i in range(count - 1)], f"partial{count - 1}"])
+    targets = [f"y{i}[(i64)c * {x.strides[0]}]" for i, x in enumerate(outputs)]
+    stores = "\n".join([f"if (blockIdx.y == {i}u) {target} = total;" for i, target in enumerate(targets)])
+    text = f"""__shared__ float parts[32][33];
+const float* from = {partial};
+const u32 x = threadIdx.x & 31u, g = threadIdx.x >> 5, c = blockIdx.x * 32u + x;
+float total = 0;
+if (c < {num_columns}u) {{
+for (u32 r = g; r < {program.num_blocks}u; r += 32u) total += from[r * {num_columns}u + c];
+}}
+parts[g][x] = total;
+__syncthreads();
+if (g == 0 && c < {num_columns}u) {{
+for (int k = 1; k < 32; ++k) total += parts[k][x];
+{stores}
+}}"""
+    return kernel("columns", pointers, text, (-(-num_columns // 32), count, 1), (1024, 1, 1))
 
 
 Body = Callable[[dict[Value, str], list[str]], None]

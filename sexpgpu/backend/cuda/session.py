@@ -72,7 +72,7 @@ class Toolbox:
     blas: Blas
     cudnn: Cudnn | None
     print_group: Callable[[Group], Launch] = print_group
-    print_rows: Callable[[Program, Sequence[Argument], Sequence[Argument]], Launch] = print_rows
+    print_rows: Callable[[Program, Sequence[Argument], Sequence[Argument]], tuple[Launch, ...]] = print_rows
 
     def attend(self, attention: Attention) -> int | None:
         """The workspace that cuDNN takes for a graph; None: it refuses it."""
