@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import make
 from sexpgpu.ir.evaluate import evaluate
-from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.program import Phase, Program, Slot
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
@@ -30,8 +28,8 @@ from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.layout import ARENA
 from sexpgpu.train.loop import Stepper
 from sexpgpu.train.phases import assemble
+from sexpgpu.train.samples import Case, cases
 from tests.backend.random_programs import random_program, reference_call
-from tests.backend.test_cpu_ops import CASES, values
 from tests.cuda.test_rows import node_of
 
 pytestmark = pytest.mark.cuda
@@ -67,37 +65,25 @@ def close_to(found: Array, wanted: Array, dtype: str, message: str = "") -> None
 # Operations.
 
 
-def sample_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
-    b = Builder()
-    inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(sample.types)]
-    node = b.node(name, inputs, sample.attrs, sample.bodies)
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    feeds = {f"x{i}": values(sample, i, rng) for i in range(len(inputs))}
-    return b.graph("p", [(f"result:y{i}", v) for i, v in enumerate(node.outputs)], inputs), feeds
-
-
 @pytest.fixture(scope="module")
 def samples(card: CudaDevice) -> Iterator[CudaSession]:
     """Every sample of every operation as a phase of one program, compiled together."""
-    phases = []
-    for case in CASES:
-        graph, _ = sample_graph(*case.values)  # type: ignore[arg-type]
-        phases.append(Phase(str(case.id), graph))
-    session = card.open(card.plan(Program((), tuple(phases), NO_SCHEDULE), Budget()))
+    phases = tuple([Phase(case.name, case.graph()) for case in cases()])
+    session = card.open(card.plan(Program((), phases, NO_SCHEDULE), Budget()))
     yield session
     session.close()
 
 
-@pytest.mark.parametrize("phase, name, sample", [pytest.param(str(c.id), *c.values, id=str(c.id)) for c in CASES])
-def test_sample(phase: str, name: str, sample: Any, samples: CudaSession) -> None:
-    graph, feeds = sample_graph(name, sample)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases()])
+def test_sample(case: Case, samples: CudaSession) -> None:
+    graph, feeds = case.graph(), case.feeds()
     flagged: list[str] = []
     given = {f"feed:{key}": array for key, array in feeds.items()}
     expected = evaluate(graph, given, flag=lambda node, message: flagged.append(message))
     first: Outputs | None = None
     for _ in range(3):
         poison(samples)
-        (outputs,) = samples.run([Call(phase, feeds)]).result()
+        (outputs,) = samples.run([Call(case.name, feeds)]).result()
         assert [fault.message for fault in outputs.faults] == list(dict.fromkeys(flagged))
         for output, found in outputs.results.items():
             wanted = expected[f"result:{output}"]
