@@ -86,14 +86,18 @@ def parse_settings(values: tuple[str, ...]) -> dict[str, str]:
 
 def experiment_options(function: Command) -> Command:
     """FILE, --variant, --set, --run."""
+    return click.argument("file", type=click.Path(path_type=Path))(choice_options(function))
+
+
+def choice_options(function: Command) -> Command:
+    """--variant, --set, --run: which experiment of a file."""
     function = click.option("--run", "run_name", metavar="NAME", help="Which `defrun`, if the file has several.")(
         function
     )
     function = click.option("--set", "settings", multiple=True, metavar="NAME=VALUE", help="Override a constant.")(
         function
     )
-    function = click.option("--variant", metavar="NAME", help="Use a `defvariant` of the file.")(function)
-    return click.argument("file", type=click.Path(path_type=Path))(function)
+    return click.option("--variant", metavar="NAME", help="Use a `defvariant` of the file.")(function)
 
 
 def device_option(function: Command) -> Command:

@@ -15,6 +15,7 @@ COMMANDS = {
     "check": "Elaborate FILE and every variant of it; print what is wrong.",
     "ir": "Print the program of FILE, the same for every device.",
     "lower": "Print what a device would make of FILE: kernels, libraries, memory.",
+    "verify": "Compare every operation of FILE on a device with the interpreter.",
     "evaluate": "Run the evaluations of FILE on a checkpoint.",
     "generate": "Run a generator of FILE on a checkpoint.",
     "export": "Write the parameters of a checkpoint for other libraries.",

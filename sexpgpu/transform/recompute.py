@@ -13,17 +13,18 @@ from sexpgpu.ir.graph import Graph
 def inline_recompute(graph: Graph) -> Graph:
     """`graph` with every `recompute` dissolved, at any depth, unless it holds the gradient of one."""
     marks = [node.attrs["again"] for node in graph.walk() if node.op == "recompute"]
-    return _inlined(graph) if marks and not any(marks) else graph
+    return without_recompute(graph) if marks and not any(marks) else graph
 
 
-def _inlined(graph: Graph) -> Graph:
+def without_recompute(graph: Graph) -> Graph:
+    """`graph` with every `recompute` dissolved, at any depth; what is computed twice may then be one value."""
     b = Builder()
     made = {value: b.input(str(value.node.attrs["name"]), value.type) for value in graph.inputs}
     for node in graph.nodes:
         if node.op == "input":
             continue
         inputs = [made[v] for v in node.inputs]
-        bodies = [_inlined(body) for body in node.bodies]
+        bodies = [without_recompute(body) for body in node.bodies]
         with b.at(node.origin):
             if node.op == "recompute":
                 results = b.copy(bodies[0], dict(zip(bodies[0].input_names, inputs, strict=True)))

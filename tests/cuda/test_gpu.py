@@ -30,8 +30,8 @@ from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.layout import ARENA
 from sexpgpu.train.loop import Stepper
 from sexpgpu.train.phases import assemble
+from sexpgpu.train.samples import Case, cases
 from tests.backend.random_programs import random_program, reference_call
-from tests.backend.test_cpu_ops import CASES, values
 from tests.cuda.test_rows import node_of
 from tests.ir.ops import test_derived as derived
 from tests.test_experiments import CASES as CASES_OF_EXPERIMENTS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
@@ -17,12 +16,11 @@ from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Origin
-from sexpgpu.ir.opdef import Sample
 from sexpgpu.ir.program import Phase, Program, Slot
 from sexpgpu.ir.types import TensorType
 from sexpgpu.source import Source, Span
+from sexpgpu.train.samples import Case, cases
 from tests.backend.random_programs import random_program, reference_call
-from tests.backend.test_cpu_ops import CASES, values
 from tests.cuda.fake import GIB, FakeDriver, toolbox
 
 F = TensorType("f32", (4,))
@@ -57,12 +55,11 @@ def test_random_programs(seed: int, options: dict[str, Any]) -> None:
 
 
 def test_long_loops_are_refused_when_they_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
-    (case, *_) = [case for case in CASES if case.values[0] == "scan"]
-    name, sample = case.values
+    case = next(case for case in cases() if case.op == "scan")
     b = Builder()
     b.origin = Origin(note="gradient of", parent=Origin(Span(Source("f.sx", "(scan [h 0.0] [x x] h)"), 0, 5)))
-    inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(sample.types)]
-    node = b.node(name, inputs, sample.attrs, sample.bodies)
+    inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(case.sample.types)]
+    node = b.node(case.op, inputs, case.sample.attrs, case.sample.bodies)
     graph = b.graph("p", [("result:y", node.outputs[0])], inputs)
     program = Program((), (Phase("p", graph),), NO_SCHEDULE)
     card = device()
@@ -75,14 +72,9 @@ def test_long_loops_are_refused_when_they_are_planned(monkeypatch: pytest.Monkey
     assert "4 trips" in found.message and not supported(node)
 
 
-@pytest.mark.parametrize("name, sample", CASES)
-def test_samples(name: str, sample: Sample) -> None:
-    b = Builder()
-    inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(sample.types)]
-    node = b.node(name, inputs, sample.attrs, sample.bodies)
-    graph = b.graph("p", [(f"result:y{i}", v) for i, v in enumerate(node.outputs)], inputs)
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    feeds = {f"x{i}": values(sample, i, rng) for i in range(len(inputs))}
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases()])
+def test_samples(case: Case) -> None:
+    graph, feeds = case.graph(), case.feeds()
     card = device()
     session = card.open(card.plan(Program((), (Phase("p", graph),), NO_SCHEDULE), Budget()))
     flagged: list[str] = []
@@ -90,8 +82,9 @@ def test_samples(name: str, sample: Sample) -> None:
     expected = evaluate(graph, given, flag=lambda node, message: flagged.append(message))
     for _ in range(2):
         (outputs,) = session.run([Call("p", feeds)]).result()
-        for i in range(len(node.outputs)):
-            found, wanted = outputs.results[f"y{i}"], expected[f"result:y{i}"]
+        assert len(outputs.results) == len(graph.outputs)
+        for name, found in outputs.results.items():
+            wanted = expected[f"result:{name}"]
             assert found.dtype == wanted.dtype and found.shape == wanted.shape
             np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), 1e-5, 1e-5)
         assert [fault.message for fault in outputs.faults] == list(dict.fromkeys(flagged))
