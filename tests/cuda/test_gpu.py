@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -71,12 +70,8 @@ def close_to(found: Array, wanted: Array, dtype: str, message: str = "") -> None
 
 
 def sample_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
-    b = Builder()
-    inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(sample.types)]
-    node = b.node(name, inputs, sample.attrs, sample.bodies)
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    feeds = {f"x{i}": values(sample, i, rng) for i in range(len(inputs))}
-    return b.graph("p", [(f"result:y{i}", v) for i, v in enumerate(node.outputs)], inputs), feeds
+    case = Case("", name, sample)
+    return case.graph(), case.feeds()
 
 
 def gradient_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
@@ -108,15 +103,13 @@ def stacked_graph(name: str, sample: Any) -> tuple[Graph, dict[str, Array]]:
     return b.graph("p", [(f"result:y{i}", v) for i, v in enumerate(outputs)], inputs), feeds
 
 
-def named(cases: Any) -> list[Any]:
-    return [(c.values[0] if isinstance(c.values[0], str) else c.values[0].name, c.values[1], str(c.id)) for c in cases]
-
-
-TRIALS = {
-    **{f"{id}": (sample_graph, name, sample) for name, sample, id in named(CASES)},
-    **{f"{id}-gradient": (gradient_graph, name, sample) for name, sample, id in named(derived.DIFFERENTIABLE)},
-    **{f"{id}-stacked": (stacked_graph, name, sample) for name, sample, id in named(derived.WITH_INPUTS)},
-}
+TRIALS = {case.name: (sample_graph, case.op, case.sample) for case in cases()}
+for suffix, make_graph, chosen in (
+    ("gradient", gradient_graph, derived.DIFFERENTIABLE),
+    ("stacked", stacked_graph, derived.WITH_INPUTS),
+):
+    for each in chosen:
+        TRIALS[f"{each.id}-{suffix}"] = (make_graph, each.values[0].name, each.values[1])
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +139,22 @@ def test_operation(id: str, trials: CudaSession) -> None:
             if first is not None:
                 assert found.tobytes() == first.results[output].tobytes(), "a replay gives the same bits"
         first = first or outputs
+
+
+def test_rounding(card: CudaDevice) -> None:
+    """f32 to bf16, bit for bit: every upper half, beside the lower halves where rounding turns, NaN and infinity."""
+    lower = np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)
+    bits = (np.arange(1 << 16, dtype=np.uint32)[:, None] << 16) | lower
+    b = Builder()
+    x = b.input("feed:x", TensorType("f32", bits.shape))
+    phase = Phase("p", b.graph("p", [("result:y", b.cast(x, "bf16"))]))
+    session = card.open(card.plan(Program((), (phase,), NO_SCHEDULE), Budget()))
+    feeds = {"x": bits.view(np.float32)}
+    (outputs,) = session.run([Call("p", feeds)]).result()
+    with np.errstate(all="ignore"):
+        wanted = evaluate(phase.graph, {"feed:x": feeds["x"]})["result:y"]
+    np.testing.assert_array_equal(outputs.results["y"].view(np.uint16), wanted.view(np.uint16))
+    session.close()
 
 
 @pytest.mark.parametrize("seed", range(24))
