@@ -64,7 +64,9 @@ class TokenStream:
     Shapes: `ids` `[N]`, every id in 0 .. vocabulary - 1.
     """
 
-    def __init__(self, spec: TextSpec | TokensSpec, ids: ShardedIds, codec: Codec, paths: tuple[Path, ...]) -> None:
+    def __init__(
+        self, spec: TextSpec | TokensSpec, ids: ShardedIds, codec: Codec, paths: tuple[Path, ...]
+    ) -> None:
         self.spec = spec
         self.ids = ids
         self.codec = codec
@@ -116,7 +118,11 @@ class TokenStream:
         """
         match self.spec:
             case TextSpec(path, by):
-                files = identify_files(self.paths) if self.paths else [identify_bytes(path, python_topics().encode())]
+                files = (
+                    identify_files(self.paths)
+                    if self.paths
+                    else [identify_bytes(path, python_topics().encode())]
+                )
                 return {"kind": "text", "by": by, "files": files}
             case TokensSpec(_, vocabulary):
                 return {"kind": "tokens", "vocabulary": vocabulary, "files": identify_files(self.paths)}
@@ -156,7 +162,8 @@ class Arrays:
         Loaders convert a batch at a time and never need this.
         """
         return {
-            name: array.astype(NUMPY_TYPES[self.schema[name][0]], copy=False) for name, array in self.stored.items()
+            name: array.astype(NUMPY_TYPES[self.schema[name][0]], copy=False)
+            for name, array in self.stored.items()
         }
 
     def take(self, name: str, rows_B: NDArray[np.int64]) -> NDArray[Any]:
@@ -291,7 +298,9 @@ def _open_tokens(spec: TokensSpec, base: Path) -> TokenStream:
     return stream
 
 
-def _stream(spec: TextSpec | TokensSpec, shards: list[Shard], codec: Codec, paths: tuple[Path, ...]) -> TokenStream:
+def _stream(
+    spec: TextSpec | TokensSpec, shards: list[Shard], codec: Codec, paths: tuple[Path, ...]
+) -> TokenStream:
     ids = ShardedIds(shards)
     if not len(ids):
         _fail_empty(spec.path, paths)
@@ -327,7 +336,10 @@ def _arrays_of(path: Path) -> dict[str, NDArray[Any]]:
             fail(
                 DAMAGED,
                 f"`{path.name}` is neither `.npz` nor `.npy`",
-                help=("write arrays with `numpy.savez`; read text with `(text …)` and token ids with `(tokens …)`",),
+                help=(
+                    "write arrays with `numpy.savez`; "
+                    "read text with `(text …)` and token ids with `(tokens …)`",
+                ),
             )
 
 
@@ -351,14 +363,19 @@ def _check_arrays(spec: ArraysSpec, stored: dict[str, NDArray[Any]]) -> None:
         fail(
             ROWS_DISAGREE,
             f"the fields of `{spec.path}` differ in rows: {listed}",
-            help=("the first axis of every field counts the same rows; store other arrays in a file of their own",),
+            help=(
+                "the first axis of every field counts the same rows; "
+                "store other arrays in a file of their own",
+            ),
         )
     if not all(num_rows.values()):
         fail(TOO_SHORT, f"`{spec.path}` has no rows")
 
 
 def _fail_empty(written: str, paths: tuple[Path, ...]) -> None:
-    headline = f"`{written}` is empty" if len(paths) <= 1 else f"all {len(paths)} files of `{written}` are empty"
+    headline = (
+        f"`{written}` is empty" if len(paths) <= 1 else f"all {len(paths)} files of `{written}` are empty"
+    )
     fail(
         TOO_SHORT,
         headline,

@@ -196,10 +196,13 @@ def _batches_per_epoch(loader: Loader) -> int:
     if loader.last == "pad":
         return -(-num_rows // batch)
     if num_rows < batch:
-        shorter = f", shorten `:length` (now {loader.view.length})" if isinstance(loader.view, Windows) else ""
+        shorter = (
+            f", shorten `:length` (now {loader.view.length})" if isinstance(loader.view, Windows) else ""
+        )
         fail(
             TOO_SHORT,
-            f"the loader `{loader.name}` wants batches of {count(batch, noun)}, and {what} has {count(num_rows, noun)}",
+            f"the loader `{loader.name}` wants batches of {count(batch, noun)}, and {what} has "
+            f"{count(num_rows, noun)}",
             help=(f"give `:batch` at most {num_rows}{shorter}, use more data, or fill up with `:last pad`",),
         )
     if loader.last == "error" and num_rows % batch:

@@ -217,7 +217,9 @@ class Zipped:
         self.fields: Fields = {f"{a}.{x}": type for a, part in self.parts.items() for x, type in part.fields.items()}
         self.batches_per_epoch = min(part.batches_per_epoch for part in self.parts.values())
         self.padding: Mapping[str, str] = {
-            f"{a}.{prefix}": f"{a}.{valid}" for a, part in self.parts.items() for prefix, valid in part.padding.items()
+            f"{a}.{prefix}": f"{a}.{valid}"
+            for a, part in self.parts.items()
+            for prefix, valid in part.padding.items()
         }
         tokens = [part.tokens_per_batch for part in self.parts.values()]
         known = [n for n in tokens if n is not None]

@@ -39,7 +39,10 @@ def map_npz(path: Path) -> dict[str, NDArray[Any]]:
     """
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-            return {_field_name(path, member): _member(path, archive, member, file) for member in archive.infolist()}
+            return {
+                _field_name(path, member): _member(path, archive, member, file)
+                for member in archive.infolist()
+            }
     except (zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, zlib.error) as error:
         fail(
             DAMAGED,
@@ -85,7 +88,9 @@ def _map_at(path: Path, shown: str, file: BinaryIO, begin: int, end: int) -> NDA
         version = np.lib.format.read_magic(file)
         if version not in ((1, 0), (2, 0)):
             raise ValueError(f"its format version is {version[0]}.{version[1]}")
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        read_header = (
+            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        )
         shape, fortran_order, dtype = read_header(file)
         if dtype.hasobject:
             raise ValueError("it holds pickled objects")

@@ -75,7 +75,9 @@ class FeistelOrder:
 Order = StoredOrder | FeistelOrder
 
 
-def draw_order(size: int, generator: np.random.Generator, largest_stored: int = LARGEST_STORED_ORDER) -> Order:
+def draw_order(
+    size: int, generator: np.random.Generator, largest_stored: int = LARGEST_STORED_ORDER
+) -> Order:
     """A uniform permutation of 0 .. size - 1 (stored), or above `largest_stored` a computed one."""
     if size > largest_stored:
         return FeistelOrder(size, generator.integers(0, 1 << 64, size=NUM_ROUNDS, dtype=np.uint64))

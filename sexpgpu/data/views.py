@@ -224,7 +224,9 @@ class Windows:
         stream, begin, _ = self._bounds
         window_BU = stream.windows(rows_B * self.length + (begin + offset), self.length + 1)  # U = T + 1
         cut = {"tokens": window_BU[:, :-1], "targets": window_BU[:, 1:]}
-        return {name: np.ascontiguousarray(ids_BT, dtype=np.int32) for name, ids_BT in cut.items() if name in only}
+        return {
+            name: np.ascontiguousarray(ids_BT, dtype=np.int32) for name, ids_BT in cut.items() if name in only
+        }
 
 
 @dataclass(frozen=True)

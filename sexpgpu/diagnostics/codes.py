@@ -193,14 +193,16 @@ _TYPES = (
     (
         "E-TYPE-004",
         "product axes disagree",
-        "one letter of a `product` stands for axes of different sizes, or the notation does not fit an operand",
+        "one letter of a `product` stands for axes of different sizes, or the notation does not fit an "
+        "operand",
         "give the axes different letters, transpose the notation, or correct the shape",
     ),
     (
         "E-TYPE-005",
         "bad axis, index or size",
         "an axis lies outside the rank, an index outside its axis, or a size is negative or does not fit",
-        "count axes from 0, or from -1 at the end, and keep indices and sizes in the range that the message gives",
+        "count axes from 0, or from -1 at the end, and keep indices and sizes in the range that the message "
+        "gives",
     ),
     (
         "E-TYPE-006",
@@ -245,7 +247,7 @@ _PARAMETERS_AND_STATE = (
         "E-PARAM-003",
         "published weights do not fit",
         "a `defweights` names arrays that its file lacks, leaves arrays over, or meets other shapes; all are listed",
-        'mend the rules, rearrange with "o i -> i o", or leave arrays out with `(none THEIRS)`',
+        "mend the rules, rearrange with \"o i -> i o\", or leave arrays out with `(none THEIRS)`",
     ),
     (
         "E-STATE-001",
@@ -389,7 +391,8 @@ _FILES_AND_DEVICES = (
     (
         "E-DEV-002",
         "device cannot be opened",
-        "this machine lacks something that the device needs; the message says what, and what can be opened here",
+        "this machine lacks something that the device needs; the message says what, and what can be opened "
+        "here",
         "install what is missing, or choose another device; `sexpgpu doctor` shows the whole state",
     ),
     (

@@ -82,7 +82,9 @@ class Builder:
             raise TypeFault(f"`{name}` is {found.type} and {type}")
         return found
 
-    def graph(self, name: str, outputs: Sequence[tuple[str, Value]], inputs: Sequence[Value] | None = None) -> Graph:
+    def graph(
+        self, name: str, outputs: Sequence[tuple[str, Value]], inputs: Sequence[Value] | None = None
+    ) -> Graph:
         """Freeze what `outputs` need. `inputs` fixes their order, and keeps those that nothing reads."""
         nodes = reachable(tuple(value for _, value in outputs))
         if inputs is None:

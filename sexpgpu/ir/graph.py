@@ -65,8 +65,8 @@ class Node:
         self.types = types
         self.bodies = bodies
         self.origin = origin
-        self.outputs = (
-            (Value(self, 0, types[0]),) if len(types) == 1 else tuple([Value(self, i, t) for i, t in enumerate(types)])
+        self.outputs = (Value(self, 0, types[0]),) if len(types) == 1 else tuple(
+            [Value(self, i, t) for i, t in enumerate(types)]
         )
 
     def __repr__(self) -> str:

@@ -86,7 +86,9 @@ class _Writer:
         inputs: list[str] = []
         for value in graph.inputs:
             names[value] = f"%{len(names)}"
-            inputs.append(f"({names[value]} {_quoted(str(value.node.attrs['name']))} {self.type(value.type)})")
+            inputs.append(
+                f"({names[value]} {_quoted(str(value.node.attrs['name']))} {self.type(value.type)})"
+            )
         inner = indent + "  "
         lines = [f"{indent}({head} {_quoted(graph.name)}", _block("inputs", inputs, inner)]
         number = len(names)
@@ -330,7 +332,9 @@ def _node(b: Builder, form: Form, values: dict[str, Value]) -> None:
         values[name] = value
 
 
-def _checked(b: Builder, call: Form, op: str, inputs: list[Value], attrs: dict[str, Attr], bodies: list[Graph]) -> Node:
+def _checked(
+    b: Builder, call: Form, op: str, inputs: list[Value], attrs: dict[str, Attr], bodies: list[Graph]
+) -> Node:
     """The node, with the refusals of its type rule told at `call`."""
     try:
         return b.node(op, inputs, attrs, bodies)

@@ -41,7 +41,9 @@ def _verify(graph: Graph, checked: set[int]) -> None:
         _verify_node(graph, node, defined, checked)
         defined.update(node.outputs)
     for name, value in graph.outputs:
-        assert value in defined, f"{graph.name}: output `{name}` is {value.node!r}, which the graph does not hold"
+        assert value in defined, (
+            f"{graph.name}: output `{name}` is {value.node!r}, which the graph does not hold"
+        )
     _unique(graph, "outputs", tuple(name for name, _ in graph.outputs))
     held = set(graph.nodes)
     needed = set(reachable(graph.output_values))
@@ -61,9 +63,13 @@ def _verify_node(graph: Graph, node: Node, defined: set[Value], checked: set[int
     for key, attr in node.attrs.items():
         assert type(key) is str and _is_plain(attr), f"{place()}: attribute `{key}` is not plain data"
     for type_ in node.types:
-        assert type_.dtype in DTYPES and all(type(n) is int and n >= 0 for n in type_.shape), f"{place()}: bad type"
+        assert type_.dtype in DTYPES and all(type(n) is int and n >= 0 for n in type_.shape), (
+            f"{place()}: bad type"
+        )
     assert tuple(value.type for value in node.outputs) == node.types, f"{place()}: outputs of other types"
-    assert all(v.node is node and v.index == i for i, v in enumerate(node.outputs)), f"{place()}: foreign outputs"
+    assert all(v.node is node and v.index == i for i, v in enumerate(node.outputs)), (
+        f"{place()}: foreign outputs"
+    )
     for body in node.bodies:
         if id(body) not in checked:
             _verify(body, checked)
@@ -96,7 +102,9 @@ def verify_program(program: Program) -> None:
     dtype everywhere, and is a scalar where the schedule gives it; `initialise` writes every initialised slot.
     """
     types = {slot.name: slot.type for slot in program.slots}
-    assert len(types) == len(program.slots), f"slots share a name: {sorted(slot.name for slot in program.slots)}"
+    assert len(types) == len(program.slots), (
+        f"slots share a name: {sorted(slot.name for slot in program.slots)}"
+    )
     for slot in program.slots:
         assert slot.role in ROLES, f"slot `{slot.name}` has the unknown role {slot.role}"
     names = [phase.name for phase in program.phases]
@@ -111,7 +119,9 @@ def verify_program(program: Program) -> None:
         for name, type in phase.feeds.items():
             first = feeds.setdefault(name, type)
             assert first.dtype == type.dtype, f"{phase.name}: feed `{name}` is {type}, elsewhere {first}"
-            assert name not in scheduled or type.rank == 0, f"{phase.name}: feed `{name}` of the schedule is {type}"
+            assert name not in scheduled or type.rank == 0, (
+                f"{phase.name}: feed `{name}` of the schedule is {type}"
+            )
         if phase.name == "initialise":
             missing = {slot.name for slot in program.slots if slot.initialised} - set(phase.writes)
             assert not missing, f"initialise does not write {sorted(missing)}"
@@ -129,7 +139,9 @@ def _verify_names(phase: Phase) -> None:
     for name in phase.graph.input_names:
         assert name.startswith((SLOT, FEED)), f"{phase.name}: input `{name}` is neither a slot nor a feed"
     for name, _ in phase.graph.outputs:
-        assert name.startswith((SLOT, RESULT)), f"{phase.name}: output `{name}` is neither a slot nor a result"
+        assert name.startswith((SLOT, RESULT)), (
+            f"{phase.name}: output `{name}` is neither a slot nor a result"
+        )
 
 
 def _verify_slots(phase: Phase, types: dict[str, TensorType]) -> None:

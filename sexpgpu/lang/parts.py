@@ -18,7 +18,6 @@ MAX_BINDINGS = 1000
 SHORT = 40
 """Characters of a form that a message repeats."""
 
-
 def pairs(el: Elaborator, form: Form, what: str) -> list[tuple[Form, Form]]:
     """The pairs of a binding list `[pattern V …]`."""
     if not isinstance(form, Vector):

@@ -230,7 +230,9 @@ def _include(el: Elaborator, module: Module, form: List) -> None:
             source = module.disk.source(f"./{path}" if str(path).startswith("std/") else path)
         except DiagnosticError as error:
             raise DiagnosticError([replace(d, span=d.span or written.span) for d in error.diagnostics]) from None
-        inner = replace(module, scope=Scope(module.scope.outer), base=path.parent, chain=(*module.chain, resolved))
+        inner = replace(
+            module, scope=Scope(module.scope.outer), base=path.parent, chain=(*module.chain, resolved)
+        )
         found = declare(el, inner, source, read(source), resolved)
         if found:
             raise DiagnosticError(found)
@@ -255,7 +257,9 @@ def _defweights(el: Elaborator, module: Module, form: List) -> None:
     module.weights.append(Declared(name, form.span, form.items[2:], {}))
 
 
-def _declared(kind: str, table: str, allowed: Sequence[str], shape: str, num_plain: int | None = None) -> TopLevel:
+def _declared(
+    kind: str, table: str, allowed: Sequence[str], shape: str, num_plain: int | None = None
+) -> TopLevel:
     """A form whose parts are entered as they stand. num_plain: the most of them that follow no keyword."""
 
     def top(el: Elaborator, module: Module, form: List) -> None:

@@ -21,7 +21,9 @@ LARGE = 30_000_000
 """Parameters from which a file wants a variant `smoke`."""
 
 
-def unread_names(module: Module, source: Source, forms: Sequence[List], world: World, run: Run) -> Iterator[Diagnostic]:
+def unread_names(
+    module: Module, source: Source, forms: Sequence[List], world: World, run: Run
+) -> Iterator[Diagnostic]:
     """Definitions, bindings and parameters that nothing reads, and parameters of the model that no loss reaches.
 
     A binding that nothing reads is one mistake, also where its value makes parameters.
@@ -33,18 +35,18 @@ def unread_names(module: Module, source: Source, forms: Sequence[List], world: W
             yield Diagnostic("W-NAME-001", f"`{name}` is defined, but nothing uses it", span,
                              help=("remove it, or use it",))  # fmt: skip
     for found in (b for form in forms if form.span.source is source for b in bindings_of(form).unused):
-        name, span = found.name, found.span
-        if found.kind == "let" and found.value is not None:
-            made = [p for p in unreached if p is not None and _within(p, found.value.span)]
-            lost = _listed([name for place in made for name in unreached.pop(place)])
-            notes = (f"so {lost} are never trained",) if made else ()
-            yield Diagnostic("W-NAME-001", f"`{name}` is bound, but nothing below reads it", span,
+            name, span = found.name, found.span
+            if found.kind == "let" and found.value is not None:
+                made = [p for p in unreached if p is not None and _within(p, found.value.span)]
+                lost = _listed([name for place in made for name in unreached.pop(place)])
+                notes = (f"so {lost} are never trained",) if made else ()
+                yield Diagnostic("W-NAME-001", f"`{name}` is bound, but nothing below reads it", span,
                                  help=("read it, or remove the binding",), notes=notes)  # fmt: skip
-        elif found.kind == "defmetric":
-            yield Diagnostic("W-DATA-001", f"the metric takes the field `{name}` and never reads it", span,
+            elif found.kind == "defmetric":
+                yield Diagnostic("W-DATA-001", f"the metric takes the field `{name}` and never reads it", span,
                                  help=("read it, or take it out of the parameters",))  # fmt: skip
-        elif found.kind in ("defn", "defmodel"):
-            yield Diagnostic("W-NAME-001", f"`{name}` is a parameter, but its function never reads it", span,
+            elif found.kind in ("defn", "defmodel"):
+                yield Diagnostic("W-NAME-001", f"`{name}` is a parameter, but its function never reads it", span,
                                  help=("read it, or take it out of the parameters",))  # fmt: skip
     for place, names in unreached.items():
         what = "parameter" if len(names) == 1 else "parameters"

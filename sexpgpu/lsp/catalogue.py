@@ -92,3 +92,5 @@ def keywords_of(binding: Binding) -> dict[str, str]:
     if binding.kind in ("function", "model"):
         found.setdefault("name", "a part of the path of what it owns")
     return found
+
+

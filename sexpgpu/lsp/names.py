@@ -347,7 +347,9 @@ class _Resolver:
             self.parameters(form.items[1], local)
             self.body(form.items[2:], local, form.span.end)
 
-    def parameters(self, form: Form, local: Environment, kind: str = "parameter", owner: Binding | None = None) -> None:
+    def parameters(
+        self, form: Form, local: Environment, kind: str = "parameter", owner: Binding | None = None
+    ) -> None:
         """A parameter list; its owner learns its keywords by name."""
         keywords: dict[str, Binding] = {}
         key: Keyword | None = None

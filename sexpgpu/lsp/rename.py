@@ -97,3 +97,4 @@ def _meaning(names: Names) -> list[list[tuple[str, int]]]:
 
 def _outside(binding: Binding) -> str:
     return f"{binding.span.source.name if binding.span else ''}:{binding.name}"
+

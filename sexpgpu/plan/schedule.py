@@ -21,7 +21,9 @@ class Task:
     allocates: int
 
 
-def best_order(orders: Sequence[Sequence[int]], tasks: Sequence[Task], owner_bytes: Sequence[int]) -> list[int]:
+def best_order(
+    orders: Sequence[Sequence[int]], tasks: Sequence[Task], owner_bytes: Sequence[int]
+) -> list[int]:
     """The order of task numbers with the lowest peak.
 
     Args: orders: topological orders of all tasks. owner_bytes: bytes that are freed after an owner's last

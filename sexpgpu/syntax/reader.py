@@ -518,7 +518,9 @@ class _Reader:
         first = text[0]
         if first == ":":
             if len(text) == 1:
-                self.report("E-READ-005", "`:` is not a keyword", span, help="put its name right after the colon")
+                self.report(
+                    "E-READ-005", "`:` is not a keyword", span, help="put its name right after the colon"
+                )
             return Keyword(text[1:], span)
         if (first in "+-." or first.isdigit()) and _NUMBER_LIKE.match(text):
             return self.number(text, span)

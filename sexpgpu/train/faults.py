@@ -46,7 +46,9 @@ def zero_weight(update: Update, step: int) -> DiagnosticError:
     )
 
 
-def non_finite(update: Update, step: int, loss: float, bad: Sequence[str], first: Finding | None) -> DiagnosticError:
+def non_finite(
+    update: Update, step: int, loss: float, bad: Sequence[str], first: Finding | None
+) -> DiagnosticError:
     """E-RUN-001: a proposal is not finite, and where the step first met such a value, if that was found."""
     place = first.span if first is not None and first.span is not None and not first.span.source.is_library else None
     shown = ", ".join(f"`{name}`" for name in bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")

@@ -39,7 +39,9 @@ def io_error(action: str, path: str | os.PathLike[str], error: OSError) -> Diagn
     """The diagnostic `E-IO-001` for an error of the system while doing `action` (as in `write`) to `path`."""
     default = ((error.strerror or str(error) or type(error).__name__).lower(), "check the path and its disk")
     happened, remedy = _REASONS.get(error.errno or 0, default)
-    return DiagnosticError(Diagnostic("E-IO-001", f"cannot {action} `{os.fspath(path)}`: {happened}", help=(remedy,)))
+    return DiagnosticError(
+        Diagnostic("E-IO-001", f"cannot {action} `{os.fspath(path)}`: {happened}", help=(remedy,))
+    )
 
 
 @contextlib.contextmanager

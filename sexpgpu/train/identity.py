@@ -19,7 +19,9 @@ def experiment_digest(experiment: Experiment, program: Program) -> str:
         "seed": run.seed,
         "microbatches": run.microbatches,
         "data": {name: data.identity() for name, data in sorted(experiment.datasets.items())},
-        "loaders": {name: loader.identity() for name, loader in sorted(experiment.loaders.items())},
+        "loaders": {
+            name: loader.identity() for name, loader in sorted(experiment.loaders.items())
+        },
     }
     if experiment.weights:
         files = {weight.files.written: weight.files for weight in experiment.weights.values()}

@@ -289,7 +289,9 @@ class Training:
         peak = self.session.peak_bytes()
         self.memory = memory_line(peak, self.plan.peak_bytes, self.session.unplanned_bytes())
         parts = {f"{n} bytes".replace("'", "").replace(" ", "_"): size for n, size in self.plan.parts().items()}
-        self.metrics.annotate(step, "memory", self.memory, peak_bytes=peak, planned_bytes=self.plan.peak_bytes, **parts)
+        self.metrics.annotate(
+            step, "memory", self.memory, peak_bytes=peak, planned_bytes=self.plan.peak_bytes, **parts
+        )
 
     def _steps(self) -> Iterator[int]:
         tokens = self._tokens_per_step()

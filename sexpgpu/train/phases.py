@@ -380,7 +380,9 @@ def _scaled(b: Builder, g: Value, factor: Value | None) -> Value:
 # Evaluations and generators.
 
 
-def _evaluation(experiment: Experiment, name: str, objective: Objective, slots: dict[str, Slot]) -> Iterator[Phase]:
+def _evaluation(
+    experiment: Experiment, name: str, objective: Objective, slots: dict[str, Slot]
+) -> Iterator[Phase]:
     def lanes(b: Builder, graph: Graph) -> dict[str, Value]:
         return initial_lanes(b, experiment, graph)
 

@@ -63,7 +63,9 @@ class StatusFile:
         if not force and self._written_s is not None and 0 <= now_s - self._written_s < _INTERVAL_S:
             return
         heartbeat = datetime.datetime.fromtimestamp(now_s, datetime.UTC).isoformat(timespec="milliseconds")
-        record = {name: plain_number(value) for name, value in self._fields.items()} | {"heartbeat": heartbeat}
+        record = {name: plain_number(value) for name, value in self._fields.items()} | {
+            "heartbeat": heartbeat
+        }
         files.replace_atomic(self._path, (json.dumps(record, indent=1) + "\n").encode())
         self._written_s = now_s
 

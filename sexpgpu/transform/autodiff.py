@@ -24,7 +24,9 @@ def depends_on(outputs: Sequence[Value], wrt: Sequence[Value]) -> set[int]:
     return active
 
 
-def differentiate(b: Builder, cotangents: Mapping[Value, Value], wrt: Sequence[Value]) -> tuple[Value | None, ...]:
+def differentiate(
+    b: Builder, cotangents: Mapping[Value, Value], wrt: Sequence[Value]
+) -> tuple[Value | None, ...]:
     """Gradients of Σ ⟨cotangent, output⟩ with respect to `wrt`.
 
     Args: cotangents: for each output its cotangent, a value of the output's type.

@@ -113,7 +113,9 @@ def _over_root(numerator: Pattern, square: Pattern, *others: Pattern) -> Pattern
     )
 
 
-SCALED_LAYER_NORM = _over_root(As("centred", Op("sub", (X, Row(_mean(X))))), _mean(Times((CENTRED, CENTRED))), SCALE)
+SCALED_LAYER_NORM = _over_root(
+    As("centred", Op("sub", (X, Row(_mean(X))))), _mean(Times((CENTRED, CENTRED))), SCALE
+)
 LAYER_NORM = Plus((SCALED_LAYER_NORM, Vector(Anything("bias"))))
 RMS_NORM = _over_root(X, _mean(Times((X, X))), SCALE)
 
@@ -207,7 +209,9 @@ def _logsumexp(root: Value) -> Found | None:
     return None
 
 
-def _emit_cross_entropy(axis: int, sign: int, shape: tuple[int, ...], b: Builder, values: Sequence[Value]) -> Value:
+def _emit_cross_entropy(
+    axis: int, sign: int, shape: tuple[int, ...], b: Builder, values: Sequence[Value]
+) -> Value:
     loss = make(b, "cross-entropy", [_axis_last(b, values[0], axis), values[1]]).outputs[0]
     return b.reshape(loss if sign > 0 else b.neg(loss), shape)
 
@@ -396,7 +400,9 @@ def _attention(root: Value) -> Found | None:
     return None
 
 
-def _from_scores(scores: Value, key_axis: int, v: Value, p_letters: str, v_letters: str, out: str) -> Found | None:
+def _from_scores(
+    scores: Value, key_axis: int, v: Value, p_letters: str, v_letters: str, out: str
+) -> Found | None:
     """The attention whose probabilities, the softmax of `scores`, meet `v` in a product "p, v -> out"."""
     uncovered = _uncovered(scores)
     if uncovered is None:
@@ -546,7 +552,9 @@ def raise_composites(graph: Graph) -> Graph:
     return _rebuilt(graph, needed, found, bodies)
 
 
-def _rebuilt(graph: Graph, needed: set[int], found: dict[int, Found], bodies: dict[int, tuple[Graph, ...]]) -> Graph:
+def _rebuilt(
+    graph: Graph, needed: set[int], found: dict[int, Found], bodies: dict[int, tuple[Graph, ...]]
+) -> Graph:
     """The needed part of `graph` with what was found in place of its roots."""
     b = Builder()
     made = {value: b.input(str(value.node.attrs["name"]), value.type) for value in graph.inputs}

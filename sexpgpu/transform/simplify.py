@@ -176,7 +176,9 @@ def fold_cast(b: Builder, node: Node) -> Value | None:
 def move_constant(b: Builder, node: Node) -> Value | None:
     """A constant moved about (reshape, transpose, slice, reverse, broadcast) → the constant of that shape."""
     source = node.inputs[0]
-    if uniform(source) is None or (node.op == "broadcast" and source.node.op == "constant" and source.rank == 0):
+    if uniform(source) is None or (
+        node.op == "broadcast" and source.node.op == "constant" and source.rank == 0
+    ):
         return None
     scalar = source.node.inputs[0] if source.node.op == "broadcast" else source
     return b.broadcast(scalar, node.types[0].shape, ())

@@ -18,7 +18,9 @@ CASES = [pytest.param(case, id=case.name) for case in cases()]
 
 @pytest.mark.parametrize("blocked", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_session_equals_the_plain_executor(case: Case, blocked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_equals_the_plain_executor(
+    case: Case, blocked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if blocked:
         monkeypatch.setattr(steps, "MIN_ELEMENTS", 1)
         monkeypatch.setattr(blocks, "BLOCK_ELEMENTS", 5)

@@ -168,7 +168,9 @@ def _operand(array: Array, layout: Layout, writes: bool, limit: int) -> Operand:
         if num_rows > limit:
             break
         if _merge(shape[:kept], strides[:kept]):
-            step = next((t for n, t in zip(reversed(shape[:kept]), reversed(strides[:kept]), strict=True) if n > 1), 0)
+            step = next(
+                (t for n, t in zip(reversed(shape[:kept]), reversed(strides[:kept]), strict=True) if n > 1), 0
+            )
             low, high = _span(reach[kept:], item)
             found[num_rows] = (step, start + low, start + high)
         elif not writes:
@@ -418,10 +420,14 @@ def _pieces(array: Array, num_rows: int, rows: int) -> list[Array]:
     return parts
 
 
-def _temporaries(operations: Sequence[Operation], num_rows: int, rows: int) -> dict[tuple[int, int], _Temporary]:
+def _temporaries(
+    operations: Sequence[Operation], num_rows: int, rows: int
+) -> dict[tuple[int, int], _Temporary]:
     """By (operation, operand): the values that only the run reads, with offsets in scratch memory."""
     dead_at: list[tuple[int, int, int]] = [
-        (position, start, start + size) for position, op in enumerate(operations) for start, size in op.step.dies
+        (position, start, start + size)
+        for position, op in enumerate(operations)
+        for start, size in op.step.dies
     ]
     found: dict[tuple[int, int], _Temporary] = {}
     busy: list[tuple[int, int, int]] = []  # (last use, offset, end)

@@ -68,5 +68,7 @@ class CpuDevice:
         """Allocate and prepare. Raises DiagnosticError E-MEM-004 if the machine refuses."""
         growth = ResidentGrowth()
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
-        assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), plan.profile
+        assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), (
+            plan.profile
+        )
         return CpuSession(plan, dtypes, self._num_threads, growth, self.poison)

@@ -200,7 +200,9 @@ class CpuSession:
 
     def _run(self, phase: _Prepared, feeds: Mapping[str, Array]) -> Outputs:
         if feeds.keys() != phase.feeds.keys():
-            raise ValueError(f"phase `{phase.plan.phase.name}` takes {sorted(phase.feeds)}, not {sorted(feeds)}")
+            raise ValueError(
+                f"phase `{phase.plan.phase.name}` takes {sorted(phase.feeds)}, not {sorted(feeds)}"
+            )
         self._workers.settle()
         for name, (type, staging) in phase.feeds.items():
             _put(staging, feeds[name], type, f"feed `{name}`")
@@ -291,6 +293,7 @@ def _refused(plan: ProgramPlan, where: str) -> Diagnostic:
     parts = ", ".join(f"{name} {shown_size(num_bytes)}" for name, num_bytes in plan.parts().items())
     return Diagnostic(
         "E-MEM-004",
-        f"the machine refused memory while {where}; the run holds {shown_size(plan.peak_bytes)} at its peak: {parts}",
+        f"the machine refused memory while {where}; the run holds {shown_size(plan.peak_bytes)} "
+        f"at its peak: {parts}",
         help=("use a smaller batch or `--variant smoke`, or end what else uses this machine's memory",),
     )

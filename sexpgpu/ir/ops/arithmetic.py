@@ -268,3 +268,4 @@ define_map(
         example="(sign x)  ; is (f32 8 16)\n(sign -2.5)  ; => -1.0",
     ),
 )  # fmt: skip
+

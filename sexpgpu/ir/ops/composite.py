@@ -30,7 +30,9 @@ def _meaning(ctx: Context, node: Node, inputs: Sequence[Array]) -> tuple[Array, 
     return run_graph(inner, node.bodies[0], inputs)
 
 
-def _stacking(b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int) -> tuple[Value, ...]:
+def _stacking(
+    b: Builder, node: Node, inputs: Sequence[Value], batched: Sequence[bool], k: int
+) -> tuple[Value, ...]:
     definition = COMPOSITES[str(node.attrs["name"])]
     if definition.rowwise and not any(batched[i] for i in definition.shared):
         rows = [v if i in definition.shared else batch(b, v, batched[i], k) for i, v in enumerate(inputs)]

@@ -167,23 +167,13 @@ def _erf_gradient(b: Builder, n: Node, g: Value) -> Sequence[Value | None]:
     return (b.mul(g, b.scale(bell, TWO_OVER_ROOT_PI)),)
 
 
-define_map(
-    "erf",
-    "Error function.",
-    erf,
-    1,
-    FLOAT,
-    _erf_gradient,
-    scalar=c_function("erf"),
-    word="erf",
-    number=math.erf,
-    manual=Manual(
+define_map("erf", "Error function.", erf, 1, FLOAT, _erf_gradient,
+        scalar=c_function("erf"), word="erf", number=math.erf, manual=Manual(
         "The error function, 2/√π times the integral of exp(−t²) from 0 to x.",
         gradient="dx = g·2/√π·exp(−x²).",
         types=FLOATS,
         example="(erf x)  ; is (f32 8 16)\n(erf 0.0)  ; => 0.0",
-    ),
-)
+    ))
 define_map("sin", "Sine.", np.sin, 1, FLOAT, lambda b, n, g: (b.mul(g, b.op("cos", n.inputs[0])),),
         scalar=c_function("sin"), word="sin", number=math.sin, manual=Manual(
         "The sine of x in radians.",
@@ -235,3 +225,4 @@ define_map(
     "stop-gradient", "x, with a gradient of zero.", np.positive, 1, ARITHMETIC, None,
     samples=(Sample((FLOATS_34,), differentiable=False),), scalar="{a}",
 )  # fmt: skip
+

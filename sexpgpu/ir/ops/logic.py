@@ -21,7 +21,7 @@ _MANUALS = {
         gradient=FLAT,
         types=COMPARED,
         edges=NEVER,
-        example='(= ids 3)  ; is (bool 8)\n(= "a" "a")  ; => true',
+        example="(= ids 3)  ; is (bool 8)\n(= \"a\" \"a\")  ; => true",
     ),
     "!=": Manual(
         "Whether x differs from y.",
@@ -71,22 +71,12 @@ for _name, _ufunc, _sign, _word, _number, _doc in (
             scalar=f"{{a}} {_sign} {{b}}", word=_word, number=_number, manual=_MANUALS[_word])  # fmt: skip
 define_map("and", "Both.", np.logical_and, 2, ("bool",), None, scalar="{a} && {b}", word="and")
 define_map("or", "Either.", np.logical_or, 2, ("bool",), None, scalar="{a} || {b}", word="or")
-define_map(
-    "not",
-    "The opposite.",
-    np.logical_not,
-    1,
-    ("bool",),
-    None,
-    scalar="!{a}",
-    word="not",
-    manual=Manual(
+define_map("not", "The opposite.", np.logical_not, 1, ("bool",), None, scalar="!{a}", word="not", manual=Manual(
         "The opposite of a boolean.",
         gradient=FLAT,
         types="bool alone.",
         example="(not mask)  ; is (bool 8 16)\n(not true)  ; => false",
-    ),
-)
+    ))
 define_map("is-finite", "Whether x is neither infinite nor NaN.", np.isfinite, 1, FLOAT, None, result="bool",
         scalar="fabs{F}({a}) < {highest}", word="is-finite", number=math.isfinite, manual=Manual(
         "Whether x is neither infinite nor NaN.",
