@@ -51,9 +51,9 @@ norms and losses in plain operations; `sexpgpu.ir.stacking.stack_into` runs k mi
 `sexpgpu.ir.program.Program`: named slots, named phases that read and write them. Its docstring lists the
 phases. `sexpgpu ir examples/tiny-sgd.sx` prints the whole of it, and is the best picture of what a step is.
 
-**8. A plan.** `sexpgpu.plan.memory.plan_memory` orders each phase (`sexpgpu.plan.schedule`), gives every
-value a place (`sexpgpu.plan.layout`, `sexpgpu.plan.arena`) and adds up the peak;
-`sexpgpu.plan.memory.admit` refuses what does not fit.
+**8. A plan.** `sexpgpu.plan.memory.plan_memory` plans each phase: `sexpgpu.plan.regions.form_regions` decides what a
+device does as one piece of work, `sexpgpu.plan.schedule` orders it, `sexpgpu.plan.layout` and `sexpgpu.plan.arena` give
+every value that is left a place. It adds up the peak; `sexpgpu.plan.memory.admit` refuses what does not fit.
 
 **9. A device.** `sexpgpu.backend.protocol.Device` plans and opens, `sexpgpu.backend.protocol.Session` runs
 calls and holds the slots; the rest of the package knows no more of devices than these two.
@@ -81,9 +81,10 @@ says where the run stands, `sexpgpu.train.checkpoint.save` writes a step whole o
 it all back, and `sexpgpu.look.page.report` makes a page of it.
 
 **13. The command line.** `sexpgpu.cli.main.main` imports one module for each command, and only that one:
-`sexpgpu.cli.check` loads no device, `sexpgpu.cli.run` puts everything above together in one page. `sexpgpu.cli.verify`
-tells how far a device lies from the interpreter: `sexpgpu.train.verification` opens the phases of a file with their inner
-values as results, `sexpgpu.train.samples` runs the samples of all operations, `sexpgpu.train.differences` has the bounds.
+`sexpgpu.cli.check` loads no device, `sexpgpu.cli.run` puts everything above together in one page.
+`sexpgpu.cli.verify` tells how far a device lies from the interpreter: `sexpgpu.train.verification` opens the phases
+of a file with their inner values as results, `sexpgpu.train.samples` runs the samples of all operations,
+`sexpgpu.train.differences` has the bounds.
 
 **14. The editor.** `sexpgpu lsp` answers an editor's questions. `sexpgpu.lsp.names.resolve` finds what each name
 refers to without evaluating anything, `sexpgpu.lsp.checking.check_plain` elaborates an unsaved text with an
