@@ -157,7 +157,8 @@ class _PhasePlanner:
         self.flat: Flat = flatten(phase.graph, profile.by_body)
         self.orders = orders(phase.graph, self.flat)
         if profile.rules is not None:
-            self.flat, self.orders = form_regions(self.flat, self.orders, profile.rules)
+            at_once = phase.guard is not None
+            self.flat, self.orders = form_regions(self.flat, self.orders, profile.rules, at_once)
         self.windows: list[_Window | None] = [None] * len(self.flat.types)
         self.wishes = _wishes(self.flat)
         self.fixed: dict[int, Layout] = {}  # owners outside the arena: slots, feeds, constants, placed outputs
@@ -289,9 +290,12 @@ class _PhasePlanner:
 
     def _may_overwrite(self, item: Item, owner: int, output: int) -> bool:
         """Whether `item` may write `output` over `owner`, which it reads: element by element, in step."""
-        if self._bytes(owner) != self._bytes(output) or not may_overwrite(item.node, item.outputs.index(output)):
+        if self._bytes(owner) != self._bytes(output):
             return False
-        return all(self._aligned_with(v, owner) for v in item.inputs if self._window(v).owner == owner)
+        reads = [i for i, value in enumerate(item.inputs) if self._window(value).owner == owner]
+        if not may_overwrite(item.node, item.outputs.index(output), reads):
+            return False
+        return all(self._aligned_with(item.inputs[i], owner) for i in reads)
 
     def _place_outputs(self, items: list[Item]) -> dict[str, int]:
         """Outputs that are written straight into their slot: what they replace is not needed any more."""

@@ -20,13 +20,19 @@ from functools import lru_cache
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Work
+from sexpgpu.ir.ops.region import shares
 from sexpgpu.ir.ops.rules import attr_int, attr_ints, without
 from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.flatten import Flat, Item
+from sexpgpu.plan.layout import VIEWS
 
-MAPS, ROWS, PRODUCT, SUM, ATTENTION = "maps", "rows", "product", "sum", "attention"
-"""What leads a region: elementwise work alone, a row program, a product that is rounded, a sum of what is widened, or
-attention with bf16 at its edge."""
+MAPS, ROWS, LEAVES, PRODUCT, SUM, ATTENTION = "maps", "rows", "leaves", "product", "sum", "attention"
+"""What leads a region: elementwise work alone; a row program; elementwise work on dense tensors with folds of all their
+elements, for many tensors side by side; a product that is rounded; a sum of what is widened; attention with bf16 at its
+edge."""
+
+FOLDS = {"sum": "f32", "all": "bool", "any": "bool"}
+"""Reductions of all elements that go with the work that makes these, and the dtype of what they fold."""
 
 MAX_STEPS = 48
 MAX_OPERANDS = 20
@@ -62,15 +68,18 @@ def added_axis(shape: Sequence[int], longer: Sequence[int]) -> int:
     return places[0] if places else -1
 
 
-def may_overwrite(node: Node, output: int) -> bool:
-    """Whether a node writes an output element by element, in step with what it reads of the same size."""
+def may_overwrite(node: Node, output: int, reads: Sequence[int]) -> bool:
+    """Whether a node writes an output element by element, in step with its inputs `reads`, of the same size."""
     if node.op != "region":
         return OPS[node.op].work is Work.MAP
-    kind, body = node.attrs["kind"], node.bodies[0]
+    kind = node.attrs["kind"]
     if kind == MAPS:
         return True
+    if kind == LEAVES:
+        (own,) = [read for _, read, made in shares(node) if made.start <= output < made.stop]
+        return node.types[output].rank > 0 and all(own.start <= i < own.stop for i in reads)
     # What is picked of a row may be read when its place is written already.
-    picks = any(member.op == "pick" for member in body.nodes)
+    picks = any(member.op == "pick" for member in node.bodies[0].nodes)
     return kind == ROWS and not picks and node.types[output].size == max([v.type.size for v in node.inputs])
 
 
@@ -79,21 +88,28 @@ def writes_any_strides(node: Node) -> bool:
     return node.op == "region" and node.attrs["kind"] == ATTENTION
 
 
-def form_regions(flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules) -> tuple[Flat, list[list[Item]]]:
+def form_regions(
+    flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool = False
+) -> tuple[Flat, list[list[Item]]]:
     """`flat` with regions in the places of their members, and the same orders of what is left.
 
-    orders: topological orders of the items; the second is the one in which they were made.
+    orders: topological orders of the items; the second is the one in which they were made. at_once: whether all that is
+    alike may run at once, since all of it is kept to the end; else only what reads nothing that the phase makes.
     """
-    return _Former(flat, orders, rules).form()
+    return _Former(flat, orders, rules, at_once).form()
 
 
 @dataclass(eq=False, slots=True)
 class _Cluster:
-    """Items, by their positions in the order in which they were made, that are one piece of work."""
+    """Items, by their positions in the order in which they were made, that are one piece of work.
+
+    parts: clusters that are alike, side by side in this one.
+    """
 
     kind: str
     shape: tuple[int, ...]
     members: list[int] = field(default_factory=list)
+    parts: list[_Cluster] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -113,10 +129,11 @@ class _Body:
 class _Former:
     """The tables of one phase while its regions are formed; items are numbered as they were made."""
 
-    def __init__(self, flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules) -> None:
+    def __init__(self, flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool) -> None:
         self.flat = flat
         self.orders = orders
         self.rules = rules
+        self.at_once = at_once
         self.items = orders[1]
         self.maker = {value: i for i, item in enumerate(self.items) for value in item.outputs}
         self.readers: dict[int, list[int]] = {}
@@ -134,9 +151,10 @@ class _Former:
         for i in range(len(self.items)):
             self._join(i)
         for cluster in dict.fromkeys(self.cluster):
-            if cluster.kind in (MAPS, ROWS):
+            if cluster.kind in (MAPS, ROWS, LEAVES):
                 for value in reversed(self._writes(cluster)):
                     self._leave_out(cluster, value)
+        self._put_side_by_side()
         made = self._emit()
         formed = Flat(
             [item for item, _ in made], self.flat.types, self.flat.inputs, self.flat.outputs, {}, self.flat.numbers
@@ -246,7 +264,7 @@ class _Former:
             return ROWS
         if node.op == "product" and node.types[0].dtype == "f32" and self.rules.narrows(node):
             return PRODUCT
-        if node.op == "sum" and node.types[0].dtype == "f32":
+        if node.op in FOLDS and node.types[0].dtype == FOLDS[node.op]:
             return SUM
         return ATTENTION if self.rules.attends(node) else ""
 
@@ -291,26 +309,28 @@ class _Former:
         found: dict[_Cluster, None] = {}
         for value in self.sources[i]:
             maker = self.maker.get(value)
-            if maker is not None and self.cluster[maker].kind in (MAPS, ROWS):
+            if maker is not None and self.cluster[maker].kind in (MAPS, ROWS, LEAVES):
                 found[self.cluster[maker]] = None
         return sorted(found, key=lambda cluster: -cluster.members[-1])
 
     def _merged(self, one: _Cluster, two: _Cluster) -> _Cluster | None:
         """Both as one cluster, if a device can do that and no path leads out of it and back."""
-        if one is two or ROWS == one.kind == two.kind:
+        kinds = {one.kind, two.kind}
+        if one is two or kinds == {ROWS} or kinds == {ROWS, LEAVES}:
             return None
         members = sorted([*one.members, *two.members])
         if len(members) > MAX_STEPS:
             return None
         if two.kind == SUM:
-            # Sums down the columns of what the region makes.
-            operand = self.items[two.members[0]].node.inputs[0]
-            axes = attr_ints(self.items[two.members[0]].node.attrs, "axes")
-            if operand.shape != one.shape or axes != tuple(range(operand.rank - 1)):
+            node = self.items[two.members[0]].node
+            (operand,), axes = node.inputs, attr_ints(node.attrs, "axes")
+            down = node.op == "sum" and bool(axes) and axes == tuple(range(operand.rank - 1))
+            over_all = bool(operand.rank) and axes == tuple(range(operand.rank)) and one.kind != ROWS
+            if operand.shape != one.shape or not (down or over_all) or (down and one.kind == LEAVES):
                 return None
-            merged = _Cluster(ROWS, one.shape, members)
+            merged = _Cluster(LEAVES if over_all else ROWS, one.shape, members)
         else:
-            kind = ROWS if ROWS in (one.kind, two.kind) else MAPS
+            kind = ROWS if ROWS in kinds else LEAVES if LEAVES in kinds else MAPS
             shape = self._full_shape(one)
             if shape != self._full_shape(two):
                 return None
@@ -351,7 +371,11 @@ class _Former:
     def _leave_out(self, cluster: _Cluster, value: int) -> None:
         """Have the readers of a value make it again, if what they need for that is kept anyway, or is smaller."""
         readers = self._final_readers(value) - set(cluster.members)
-        if not readers or EVERYBODY in readers or any(self.cluster[i].kind not in (MAPS, ROWS) for i in readers):
+        if (
+            not readers
+            or EVERYBODY in readers
+            or any(self.cluster[i].kind not in (MAPS, ROWS, LEAVES) for i in readers)
+        ):
             return
         leaves: set[int] = set()
         steps: set[int] = set()
@@ -387,7 +411,62 @@ class _Former:
         body = self._body(cluster)
         if cluster.kind == ROWS:
             return self.rules.rows(self._graph(cluster, body))
+        if cluster.kind == LEAVES and not self._is_dense(cluster, body):
+            return False
         return len(body.reads) + len(self._writes(cluster)) <= MAX_OPERANDS
+
+    # What is alike and runs at once.
+
+    def _is_dense(self, cluster: _Cluster, body: _Body) -> bool:
+        """Whether all that a cluster reads is a number, or a tensor of its shape that lies as it was made."""
+        if not cluster.shape:
+            return False
+        for value in body.reads:
+            type, maker = self.flat.types[value], self.maker.get(value)
+            if type.shape and type.shape != cluster.shape:
+                return False
+            if maker is not None and type.shape:
+                node = self.items[maker].node
+                if node.op in VIEWS or self.cluster[maker].kind == ATTENTION:
+                    return False
+        return any(self.flat.types[value].shape for value in body.reads)
+
+    def _put_side_by_side(self) -> None:
+        """Make one cluster of those that do the same to tensors of any size, as long as none waits for another."""
+        alike: dict[object, list[_Cluster]] = {}
+        for cluster in dict.fromkeys(self.cluster):
+            if cluster.kind not in (MAPS, LEAVES):
+                continue
+            body = self._body(cluster)
+            early = all(value not in self.maker for value in body.reads)
+            if (self.at_once or early) and self._is_dense(cluster, body):
+                alike.setdefault(self._likeness(cluster, body), []).append(cluster)
+        for clusters in alike.values():
+            together: _Cluster | None = None
+            for cluster in clusters:
+                if together is None:
+                    together = _Cluster(LEAVES, (), list(cluster.members), [cluster])
+                elif not self._waits(together, cluster):
+                    together.members = sorted([*together.members, *cluster.members])
+                    together.parts.append(cluster)
+                else:
+                    continue
+                for member in cluster.members:
+                    self.cluster[member] = together
+
+    def _waits(self, one: _Cluster, two: _Cluster) -> bool:
+        """Whether one of two clusters needs the other."""
+        before = [self._before(one), self._before(two)]
+        return one in before[1] or two in before[0] or self._leads_outside(one, two) or self._leads_outside(two, one)
+
+    def _likeness(self, cluster: _Cluster, body: _Body) -> object:
+        """Equal for clusters that do the same, whatever their shapes."""
+        lines = []
+        for node, operands in body.lines:
+            attrs = [item for item in sorted(node.attrs.items()) if item[0] not in ("axes", "shape")]
+            lines.append((node.op, repr(attrs), node.types[0].dtype, operands))
+        reads = [(self.flat.types[value].dtype, bool(self.flat.types[value].shape)) for value in body.reads]
+        return tuple(lines), tuple(reads), tuple([body.known[value] for value in self._writes(cluster)])
 
     # What is left.
 
@@ -430,7 +509,7 @@ class _Former:
     def _is_hidden(self, value: int, maker: int, cluster: _Cluster) -> bool:
         """Whether another region makes a value and keeps it to itself."""
         other = self.cluster[maker]
-        if other is cluster or other.kind not in (MAPS, ROWS):
+        if maker in cluster.members or other.kind not in (MAPS, ROWS, LEAVES):
             return False
         return value in self.left_out or not self._final_readers(value) - set(other.members)
 
@@ -464,26 +543,22 @@ class _Former:
 
     def _item(self, cluster: _Cluster) -> Item:
         first = self.items[cluster.members[0]]
-        if len(cluster.members) == 1 and cluster.kind not in (MAPS, ROWS, SUM, ATTENTION):
+        parts = cluster.parts or [cluster]
+        if len(cluster.members) == 1 and cluster.kind in ("", PRODUCT):
             return first
-        body = self._body(cluster)
-        plain = len(cluster.members) == 1 and cluster.kind != ROWS and not body.pulled
-        if plain or (cluster.kind == SUM and [node.op for node, _ in body.lines] != ["cast", "sum"]):
+        found = [self._body(part) for part in parts]
+        plain = len(cluster.members) == 1 and cluster.kind not in (ROWS, LEAVES) and not found[0].pulled
+        if plain or (cluster.kind == SUM and [node.op for node, _ in found[0].lines] != ["cast", "sum"]):
             return first
-        writes = self._writes(cluster)
-        graph = self._graph(cluster, body)
+        reads = [value for body in found for value in body.reads]
+        writes = [value for part in parts for value in self._writes(part)]
+        graphs = [self._graph(part, body) for part, body in zip(parts, found, strict=True)]
         heads = [i for i in cluster.members if not _is_map(self.items[i].node)]
         origin = self.items[heads[0] if heads else cluster.members[-1]].node.origin
-        node = Node(
-            first.node.id,
-            "region",
-            graph.inputs,
-            {"kind": cluster.kind},
-            tuple([self.flat.types[v] for v in writes]),
-            (graph,),
-            origin,
-        )
-        return Item(node, tuple(body.reads), tuple(writes))
+        types = tuple([self.flat.types[value] for value in writes])
+        inputs = tuple([value for graph in graphs for value in graph.inputs])
+        node = Node(first.node.id, "region", inputs, {"kind": cluster.kind}, types, tuple(graphs), origin)
+        return Item(node, tuple(reads), tuple(writes))
 
 
 def _pruned(body: _Body, writes: Sequence[tuple[int, int]]) -> _Body:

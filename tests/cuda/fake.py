@@ -9,20 +9,22 @@ from typing import Any
 
 import numpy as np
 
+from sexpgpu.backend.cuda import leaves
 from sexpgpu.backend.cuda.attention import Attention, Built
 from sexpgpu.backend.cuda.driver import OUT_OF_MEMORY, Arguments, OutOfMemory
-from sexpgpu.backend.cuda.fusion import Group
+from sexpgpu.backend.cuda.fusion import Group, print_group
 from sexpgpu.backend.cuda.gemm import Gemm, Matrix
-from sexpgpu.backend.cuda.rows import Program
+from sexpgpu.backend.cuda.rows import Program, print_rows
 from sexpgpu.backend.cuda.session import Toolbox
+from sexpgpu.backend.kernels import cuda as real_printers
 from sexpgpu.backend.kernels.flags import flagged
 from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.ir.evaluate import run_graph
-from sexpgpu.ir.graph import Node
+from sexpgpu.ir.graph import Node, Value
 from sexpgpu.ir.opdef import OPS, Array, Context, Work
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
-from sexpgpu.plan.layout import Layout
+from sexpgpu.plan.layout import Layout, contiguous
 from sexpgpu.plan.phase import Copy, Step
 
 GIB = 1 << 30
@@ -152,6 +154,10 @@ class FakeDriver:
             case "decide":
                 num_flags = int(re.findall(r"i < (\d+)u", source)[0])
                 self._do(name, lambda: _decide(num_flags, *pointers))
+            case "join":
+                count = int(re.findall(r"i < (\d+)u", source)[0])
+                item_bytes = int(re.findall(r"const u(\d+)\*\)table", source)[0]) // 8
+                self._do(name, lambda: _join(count, item_bytes, *pointers))
             case "commit":
                 self._do(name, lambda: _commit(grid[1], *pointers))
             case "commit_window":
@@ -189,6 +195,11 @@ def _decide(num_flags: int, guard: int, flags: int, decision: int, halt: int) ->
         _words(halt, 1)[0] = 1
     held = guard == 0 or view(guard, (1,), (1,), np.dtype(np.uint8))[0] != 0
     _words(decision, 1)[0] = int(held and not _words(halt, 1)[0])
+
+
+def _join(count: int, item_bytes: int, table: int, target: int) -> None:
+    for i, source in enumerate(view(table, (count,), (1,), np.dtype(np.uint64)).tolist()):
+        ctypes.memmove(target + i * item_bytes, source, item_bytes)
 
 
 def _commit(num_tensors: int, table: int, decision: int) -> None:
@@ -299,6 +310,43 @@ class FakePrinters:
         if not summed:
             return (rows,)
         return rows, self._launch((*partials, *[outputs[i].operand for i in summed]), add)
+
+    def print_leaves(self, node: Node, packs: bool) -> tuple[Launch, ...]:
+        starts, folds = leaves.first_blocks(node), leaves.folds_of(node.bodies[0])
+        width = 2 + len(node.bodies[0].inputs) + len(node.bodies[0].outputs)
+        # Results of folds wait for the second kernel where the first block of a leaf leaves its own.
+        partials: list[Operand] = [("workspace", r) for r in range(len(folds))]
+
+        def rows(table: int) -> list[list[int]]:
+            return view(table, (len(node.bodies), width), (width, 1), np.dtype(np.uint64)).tolist()
+
+        def dense(address: int, value: Value) -> Array:
+            assert not packs or not value.rank or address % 16 == 0
+            return typed(address, value.type, Layout("", 0, contiguous(value.shape)))
+
+        def run(pointers: tuple[int, ...]) -> None:
+            for (first, count, *places), body in zip(rows(pointers[0]), node.bodies, strict=True):
+                assert first in starts and count == leaves.num_elements(body)
+                given = [dense(p, value).copy() for p, value in zip(places, body.inputs, strict=False)]
+                with np.errstate(all="ignore"):
+                    found = run_graph(Context(), body, given)
+                for p, value, array in zip(places[len(given) :], body.output_values, found, strict=True):
+                    if leaves.is_fold(value.node):
+                        r = [fold.id for fold in leaves.folds_of(body)].index(value.node.id)
+                        _words(pointers[1 + r], first + 1)[first] = np.asarray(array, np.float32).view(np.uint32)
+                    else:
+                        dense(p, value)[...] = array
+
+        def fold(pointers: tuple[int, ...]) -> None:
+            for (first, _, *places), body in zip(rows(pointers[0]), node.bodies, strict=True):
+                ids = [each.id for each in leaves.folds_of(body)]
+                for p, value in zip(places[len(body.inputs) :], body.output_values, strict=True):
+                    if leaves.is_fold(value.node):
+                        left = _words(pointers[1 + ids.index(value.node.id)], first + 1)[first:]
+                        dense(p, value)[...] = left.view(np.float32)[0]
+
+        walk = self._launch((("input", 0), *partials), run)
+        return (walk, self._launch((("input", 0), *partials), fold)) if folds else (walk,)
 
     def workspace_bytes(self, step: Step) -> tuple[int, ...]:
         return () if OPS[step.node.op].work is Work.MAP else (self.num_workspace_bytes,)
@@ -426,4 +474,14 @@ def toolbox(driver: FakeDriver, **options: Any) -> Toolbox:
     cudnn = FakeCudnn(driver, options.pop("refuses_windows", False)) if options.pop("cudnn", True) else None
     assert not options, options
     printers = FakePrinters(driver)
-    return Toolbox(driver, FakeCompiler(), printers, blas, cudnn, printers.print_group, printers.print_rows)  # type: ignore[arg-type]
+    printed = (printers.print_group, printers.print_rows, printers.print_leaves)
+    return Toolbox(driver, FakeCompiler(), printers, blas, cudnn, *printed)  # type: ignore[arg-type]
+
+
+PRINTED = {
+    "printers": real_printers,
+    "print_group": print_group,
+    "print_rows": print_rows,
+    "print_leaves": leaves.print_leaves,
+}
+"""What prints kernels for a real card, to put into a toolbox whose driver is not one."""

@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 
 from sexpgpu.backend.cuda.device import CudaDevice
-from sexpgpu.backend.cuda.fusion import print_group
 from sexpgpu.backend.cuda.lowering import Kernel, lower
-from sexpgpu.backend.cuda.rows import print_rows
-from sexpgpu.backend.kernels import cuda as printers
 from sexpgpu.backend.kernels.cuda import module_source
 from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.memory import plan_memory
 from sexpgpu.plan.unroll import unroll_program
 from sexpgpu.train.phases import assemble
-from tests.cuda.fake import FakeDriver, toolbox
+from tests.cuda.fake import PRINTED, FakeDriver, toolbox
 from tests.kernels.nvrtc import compile_unit, spills
 from tests.kernels.test_compiled import LOOPS, settings
 
@@ -36,7 +33,7 @@ KERNELS_AT_A_TIME = 100
 def launches(path: Path, variant: str | None, folder: Path) -> list[Launch]:
     """The distinct kernels of an example."""
     experiment = load_experiment(path, variant=variant, settings=settings(path, folder))
-    tools = replace(toolbox(FakeDriver()), printers=printers, print_group=print_group, print_rows=print_rows)  # type: ignore[arg-type]
+    tools = replace(toolbox(FakeDriver()), **PRINTED)  # type: ignore[arg-type]
     plan = plan_memory(unroll_program(assemble(experiment).program), CudaDevice(tools).profile)
     found: dict[str, Launch] = {}
     for phase in plan.phases.values():

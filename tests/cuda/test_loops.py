@@ -10,10 +10,7 @@ import pytest
 
 from sexpgpu.backend.cpu.device import CpuDevice
 from sexpgpu.backend.cuda.device import CudaDevice
-from sexpgpu.backend.cuda.fusion import print_group
 from sexpgpu.backend.cuda.lowering import Kernel, lower
-from sexpgpu.backend.cuda.rows import print_rows
-from sexpgpu.backend.kernels import cuda as printers
 from sexpgpu.backend.kernels.cuda import module_source
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.ir.evaluate import evaluate
@@ -22,7 +19,7 @@ from sexpgpu.ir.verify import verify, verify_program
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.unroll import num_unrolled, unroll, unroll_program
 from sexpgpu.train.phases import assemble
-from tests.cuda.fake import FakeDriver, toolbox
+from tests.cuda.fake import PRINTED, FakeDriver, toolbox
 from tests.cuda.test_training import losses
 from tests.kernels.nvrtc import compile_unit, spills
 from tests.train.test_loops import BODIES, DATA, text_of
@@ -79,7 +76,7 @@ def test_a_program_without_loops_stays_itself(tmp_path: Path) -> None:
 
 def test_trips_share_kernels_which_compile(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs nvidia-cuda-nvrtc and cuda-bindings")
-    tools = replace(toolbox(FakeDriver()), printers=printers, print_group=print_group, print_rows=print_rows)  # type: ignore[arg-type]
+    tools = replace(toolbox(FakeDriver()), **PRINTED)  # type: ignore[arg-type]
     counts = []
     for num_trips in (6, 24):
         data = {**DATA, "x": np.zeros((16, num_trips, 3), np.float32)}

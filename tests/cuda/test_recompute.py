@@ -10,16 +10,13 @@ import pytest
 
 from sexpgpu.backend.cpu.device import CpuDevice
 from sexpgpu.backend.cuda.device import CudaDevice
-from sexpgpu.backend.cuda.fusion import print_group
 from sexpgpu.backend.cuda.lowering import Kernel, Product, lower
-from sexpgpu.backend.cuda.rows import print_rows
-from sexpgpu.backend.kernels import cuda as printers
 from sexpgpu.backend.kernels.cuda import module_source
 from sexpgpu.backend.protocol import Budget, Device
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.train.loop import Stepper
 from sexpgpu.train.phases import Assembly, assemble
-from tests.cuda.fake import FakeDriver, toolbox
+from tests.cuda.fake import PRINTED, FakeDriver, toolbox
 from tests.kernels.nvrtc import compile_unit, spills
 from tests.train.trial import write_experiment
 
@@ -73,7 +70,7 @@ def test_products_are_made_again_in_less_memory(tmp_path: Path) -> None:
 
 def test_kernels_compile(tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc", reason="needs nvidia-cuda-nvrtc and cuda-bindings")
-    tools = replace(toolbox(FakeDriver()), printers=printers, print_group=print_group, print_rows=print_rows)  # type: ignore[arg-type]
+    tools = replace(toolbox(FakeDriver()), **PRINTED)  # type: ignore[arg-type]
     plan = CudaDevice(tools).plan(assembly_of(tmp_path, True).program, Budget())
     actions = lower(plan.phases["update.go.first"], tools).actions
     launches = {action.launch.name: action.launch for action in actions if isinstance(action, Kernel)}

@@ -181,6 +181,55 @@ def test_two_results_do_not_take_one_place() -> None:
         assert len({layout.offset_bytes for layout in step.outputs}) == len(step.outputs)
 
 
+def step_of_rule(b: Builder, name: str, shape: tuple[int, ...]) -> tuple[Value, Value]:
+    """A proposal against a clipped gradient, and whether it is finite."""
+    type = TensorType("f32", shape)
+    p, g = b.input(f"slot:{name}", type), b.input(f"slot:{name}.grad", type)
+    new = b.sub(p, b.mul(g, b.broadcast(b.input("feed:rate", TensorType("f32", ())), shape, ())))
+    return new, b.op("all", b.op("is-finite", new), axes=tuple(range(len(shape))))
+
+
+def guarded(b: Builder, shapes: list[tuple[int, ...]]) -> PhasePlan:
+    outputs = []
+    ok = b.constant(True, TensorType("bool", ()))
+    for i, shape in enumerate(shapes):
+        new, finite = step_of_rule(b, f"w{i}", shape)
+        outputs.append((f"slot:w{i}", new))
+        ok = b.op("and", ok, finite)
+    phase = Phase("commit", b.graph("commit", [*outputs, ("result:ok", ok)]), guard="ok")
+    return plan_phase(phase, PROFILE, Constants())
+
+
+def test_what_is_alike_runs_at_once_with_its_folds() -> None:
+    plan = guarded(Builder(), [(32, 128), (128,), (7,)])
+    first, *rest = plan.steps
+    assert first.node.attrs["kind"] == "leaves" and len(first.node.bodies) == 3
+    assert all(step.node.types[0].rank == 0 for step in rest), "the flags are left"
+
+
+def test_what_waits_for_another_is_not_at_once() -> None:
+    b = Builder()
+    one, finite = step_of_rule(b, "w", (64,))
+    next_rate = b.where(finite, b.constant(1.0, TensorType("f32", ())), b.constant(2.0, TensorType("f32", ())))
+    other = b.input("slot:v", TensorType("f32", (64,)))
+    two = b.sub(other, b.mul(one, b.broadcast(next_rate, (64,), ())))
+    ok = b.op("all", b.op("is-finite", two), axes=(0,))
+    phase = Phase("commit", b.graph("commit", [("slot:w", one), ("slot:v", two), ("result:ok", ok)]), guard="ok")
+    plan = plan_phase(phase, PROFILE, Constants())
+    kinds = [step.node.attrs.get("kind") for step in plan.steps]
+    assert kinds.count("leaves") == 2 and all(len(step.node.bodies) <= 1 for step in plan.steps)
+
+
+def test_without_a_guard_only_what_reads_slots_runs_at_once() -> None:
+    b = Builder()
+    first = [b.cast(b.input(f"slot:w{i}", F), "bf16") for i in range(3)]
+    products = [b.product("ab,cb->ac", x, x) for x in first]
+    added = {f"y{i}": b.mul(p, b.input(f"slot:g{i}", TensorType("f32", p.shape))) for i, p in enumerate(products)}
+    plan = planned(b, **added)
+    assert [len(step.node.bodies) for step in plan.steps].count(3) == 1, "the casts"
+    assert len(plan.steps) == 7, "each gradient is added where it is made"
+
+
 def attention_phase() -> Graph:
     b = Builder()
     packed = TensorType("bf16", (2, 128, 3, 4, 64))
@@ -218,8 +267,9 @@ def run(flat: Flat, items: Sequence[Item], feeds: dict[str, Array]) -> dict[str,
     return {name: known[value] for name, value in flat.outputs}
 
 
+@pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("first", range(0, 200, 25))
-def test_random_graphs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_graphs(first: int, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every order, bit for bit what the graph gives node by node; rows of any length are row programs."""
     monkeypatch.setattr(rows, "MIN_COLUMNS", 2)
     program_of.cache_clear()
@@ -230,7 +280,7 @@ def test_random_graphs(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
         with np.errstate(all="ignore"):
             wanted = evaluate(graph, case.values)
             flat = flatten(graph, by_body)
-            formed, choices = form_regions(flat, orders(graph, flat), RULES)
+            formed, choices = form_regions(flat, orders(graph, flat), RULES, at_once)
             assert len(choices) == 3 and len({len(order) for order in choices}) == 1
             for order in choices:
                 found = run(formed, order, case.values)

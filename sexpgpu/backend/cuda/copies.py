@@ -1,6 +1,6 @@
-"""Texts of the kernels that end a call: whether its commits are made, and the commits themselves.
+"""Texts of kernels that move bytes: single elements joined; the end of a call, whether its commits are made, and they.
 
-Flow: `lowering` puts them behind the steps of a phase; `session` compiles them with the plan's kernels.
+Flow: `lowering` makes actions of them; `session` compiles them with the plan's kernels.
 """
 
 from __future__ import annotations
@@ -44,6 +44,16 @@ def commit(num_tensors: int) -> Launch:
     """All dense copies of a commit in one launch; its operands are the table and the decision."""
     table = Pointer(("input", 0), "table", "const u64* __restrict__")
     return kernel("commit", (table, DECISION), COMMIT, (COMMIT_BLOCKS, num_tensors, 1))
+
+
+def join(num_values: int, item_bytes: int) -> Launch:
+    """Single elements side by side; its operands are a table of where they are, and the output."""
+    word = BITS[item_bytes]
+    table = Pointer(("input", 0), "table", "const u64* __restrict__")
+    output = Pointer(("output", 0), "to", f"{word}* __restrict__")
+    text = f"""const u32 i = blockIdx.x * {BLOCK}u + threadIdx.x;
+if (i < {num_values}u) to[i] = *(const {word}*)table[i];"""
+    return kernel("join", (table, output), text, (-(-num_values // BLOCK), 1, 1))
 
 
 def decide(num_flags: int) -> Launch:

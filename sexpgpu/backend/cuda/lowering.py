@@ -12,7 +12,7 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Protocol
 
-from sexpgpu.backend.cuda import copies, gemm
+from sexpgpu.backend.cuda import copies, gemm, leaves
 from sexpgpu.backend.cuda.attention import Attention, attention_of, attention_within, is_attention, workspace_estimate
 from sexpgpu.backend.cuda.blas import DATA_TYPES, WORKSPACE_BYTES, alignment
 from sexpgpu.backend.cuda.fusion import Group, group_of
@@ -25,12 +25,13 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.contract import flop_sizes
+from sexpgpu.ir.ops.region import shares
 from sexpgpu.ir.program import FEED
 from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.layout import ARENA, Layout, Strides, contiguous, is_contiguous
 from sexpgpu.plan.phase import Copy, PhasePlan, Step
-from sexpgpu.plan.regions import ATTENTION, MAPS, PRODUCT, ROWS, SUM
+from sexpgpu.plan.regions import ATTENTION, LEAVES, MAPS, PRODUCT, ROWS, SUM
 
 WORKSPACE, OUTBOX, HALT = "workspace", "outbox", "halt"
 _SLACK = 2
@@ -71,12 +72,23 @@ class Place:
     offset_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Table:
+    """Numbers of 64 bits in the card's memory, written when the plan is opened: addresses of places, and counts."""
+
+    rows: tuple[tuple[Place | int, ...], ...]
+
+    @property
+    def num_bytes(self) -> int:
+        return 8 * sum([len(row) for row in self.rows])
+
+
 @dataclass(frozen=True, slots=True)
 class Kernel:
     """A launch, and what each of its operands points at; None is a null pointer."""
 
     launch: Launch
-    operands: tuple[Place | None, ...]
+    operands: tuple[Place | Table | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,15 +133,7 @@ class Fill:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """Dense copies (source, target, bytes) that are made only where the decision holds."""
-
-    copies: tuple[tuple[Place, Place, int], ...]
-    decision: Place | None
-
-
-Action = Kernel | Product | Attend | Move | Fill | Commit
+Action = Kernel | Product | Attend | Move | Fill
 
 
 class Tools(Protocol):
@@ -148,6 +152,11 @@ class Tools(Protocol):
     @property
     def print_rows(self) -> Callable[[Program, Sequence[Argument], Sequence[Argument]], tuple[Launch, ...]]:
         """The kernels of a row program."""
+        ...
+
+    @property
+    def print_leaves(self) -> Callable[[Node, bool], tuple[Launch, ...]]:
+        """The kernels of leaves; whether they begin at multiples of 16 bytes."""
         ...
 
     def attend(self, attention: Attention) -> int | None:
@@ -203,6 +212,8 @@ def node_workspace(node: Node, printers: Printers) -> int:
     program = program_of(node.bodies[0]) if kind == ROWS else None
     if program is not None:
         return sum(partial_bytes(program))
+    if kind == LEAVES:
+        return sum(leaves.partial_bytes(node))
     inner = _leader(node) if kind in (PRODUCT, SUM) else node
     bound = 0 if kind == MAPS else _SLACK * aligned(printers.workspace_bound(inner))
     return WORKSPACE_BYTES + bound if _is_library_product(inner) else bound
@@ -335,8 +346,12 @@ class _Lowering:
         elif kind == MAPS:
             group = group_of(step)
             self._add("maps", Kernel(self.tools.print_group(group), tuple([_place(layout) for layout in group.places])))
+        elif kind == LEAVES:
+            self._leaves(step, workspace)
         elif kind == SUM:
             self._sum(step, workspace)
+        elif node.op == "concat" and all(value.type.size == 1 for value in node.inputs):
+            self._join(step)
         elif kind == PRODUCT or _is_library_product(node):
             self._product(_narrow_product(step) if kind == PRODUCT else step, workspace)
         else:
@@ -347,6 +362,27 @@ class _Lowering:
         """A step by its own kernels."""
         for kernel in self._kernels(step, workspace):
             self._add(kind or OPS[step.node.op].work.value, kernel)
+
+    def _leaves(self, step: Step, workspace: _Workspace) -> None:
+        """Elementwise work on many tensors; they are told of in a table."""
+        rows: list[tuple[Place | int, ...]] = []
+        starts = leaves.first_blocks(step.node)
+        for number, (body, read, made) in enumerate(shares(step.node)):
+            places = [_place(layout) for layout in (*step.inputs[read], *step.outputs[made])]
+            rows.append((starts[number], leaves.num_elements(body), *places))
+        values = zip((*step.node.inputs, *step.node.outputs), (*step.inputs, *step.outputs), strict=True)
+        packs = all(self._offset(_place(layout)) % 16 == 0 for value, layout in values if value.rank)
+        known: dict[Operand, Place | Table] = {("input", 0): Table(tuple(rows))}
+        for r, num_bytes in enumerate(leaves.partial_bytes(step.node)):
+            known["workspace", r] = workspace.take(num_bytes)
+        for launch in self.tools.print_leaves(step.node, packs):
+            self._add("leaves", Kernel(launch, tuple([known[operand] for operand in launch.operands])))
+
+    def _join(self, step: Step) -> None:
+        """Single elements side by side."""
+        places = [(_place(layout),) for layout in step.inputs]
+        launch = copies.join(len(places), ITEM_BYTES[step.node.types[0].dtype])
+        self._add("move", Kernel(launch, (Table(tuple(places)), _place(step.outputs[0]))))
 
     def _sum(self, step: Step, workspace: _Workspace) -> None:
         """A sum of what is widened reads bf16 as it lies; its workspaces are those of the sum of f32."""
@@ -510,8 +546,8 @@ class _Lowering:
         if guard is not None or self.flags:
             held = Place(OUTBOX, results[guard].offset_bytes) if guard is not None else None
             decision = Place(OUTBOX, 0)
-            operands = (held, Place(OUTBOX, DECISION_BYTES), decision, Place(HALT))
-            self._add("decide", Kernel(copies.decide(len(self.flags)), operands))
+            told = (held, Place(OUTBOX, DECISION_BYTES), decision, Place(HALT))
+            self._add("decide", Kernel(copies.decide(len(self.flags)), told))
         dense: list[tuple[Place, Place, int]] = []
         for each in self.plan.commits:
             source = _place(each.source)
@@ -522,7 +558,8 @@ class _Lowering:
             else:
                 self._commit_window(each, decision if guard is not None else None)
         if dense:
-            self._add("commit", Commit(tuple(dense), decision if guard is not None else None))
+            operands = (Table(tuple(dense)), decision if guard is not None else None)
+            self._add("commit", Kernel(copies.commit(len(dense)), operands))
 
     def _commit_window(self, each: Copy, decision: Place | None) -> None:
         """A proposal that is a window of something."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sexpgpu.backend.cuda.lowering import HALT, OUTBOX, WORKSPACE, Commit, Lowered
+from sexpgpu.backend.cuda.lowering import HALT, OUTBOX, WORKSPACE, Kernel, Lowered, Table
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Array, Context
 from sexpgpu.ir.program import SLOT
@@ -21,7 +21,6 @@ INBOX, TABLES = "inbox", "tables"
 REGION_BYTES = 256
 """Of every buffer's start: what libraries and wide accesses may count on."""
 HALT_BYTES = 64
-TABLE_ENTRY_BYTES = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ def regions(plan: ProgramPlan, phases: Sequence[Lowered], constants: Sequence[Ar
     """Every buffer of a plan, one after the other."""
     sizes = {SLOT + slot.name: slot.type.size * plan.profile.item_bytes[slot.type.dtype] for slot in plan.program.slots}
     sizes |= {f"constant:{i}": array.nbytes for i, array in enumerate(constants)}
-    sizes[TABLES] = sum([TABLE_ENTRY_BYTES * len(commit.copies) for commit in commits(phases)])
+    sizes[TABLES] = sum([table.num_bytes for table in tables(phases)])
     sizes[INBOX] = max([phase.inbox_bytes for phase in phases], default=0)
     sizes[OUTBOX] = max([phase.outbox_bytes for phase in phases], default=0)
     sizes[HALT] = HALT_BYTES
@@ -49,9 +48,10 @@ def regions(plan: ProgramPlan, phases: Sequence[Lowered], constants: Sequence[Ar
     return Regions(starts, max(offset, REGION_BYTES))
 
 
-def commits(phases: Iterable[Lowered]) -> list[Commit]:
-    """The commits of all phases, in order."""
-    return [action for phase in phases for action in phase.actions if isinstance(action, Commit)]
+def tables(phases: Iterable[Lowered]) -> list[Table]:
+    """The tables of all phases, in order."""
+    kernels = [action for phase in phases for action in phase.actions if isinstance(action, Kernel)]
+    return [operand for kernel in kernels for operand in kernel.operands if isinstance(operand, Table)]
 
 
 def constant(node: Node) -> Array:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from sexpgpu.backend.cuda.attention import BACKWARD, FORWARD
 from sexpgpu.backend.cuda.lowering import (
     Attend,
-    Commit,
     Fill,
     Kernel,
     Lowered,
@@ -78,7 +77,7 @@ def _counted(phase: Lowered) -> str:
 
 def _kind(action: object) -> str:
     match action:
-        case Kernel() | Commit():
+        case Kernel():
             return "kernel"
         case Product():
             return "products"

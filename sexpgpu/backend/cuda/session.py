@@ -18,19 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.backend.cuda import copies
 from sexpgpu.backend.cuda.attention import Attention, Built, Cudnn
 from sexpgpu.backend.cuda.blas import Blas
 from sexpgpu.backend.cuda.driver import Arguments, Driver, OutOfMemory
 from sexpgpu.backend.cuda.fusion import Group, print_group
 from sexpgpu.backend.cuda.gemm import Gemm
+from sexpgpu.backend.cuda.leaves import print_leaves
 from sexpgpu.backend.cuda.lowering import (
     DECISION_BYTES,
     HALT,
     OUTBOX,
     Action,
     Attend,
-    Commit,
     Fill,
     Kernel,
     Lowered,
@@ -38,9 +37,10 @@ from sexpgpu.backend.cuda.lowering import (
     Place,
     Printers,
     Product,
+    Table,
     lower,
 )
-from sexpgpu.backend.cuda.memory import HALT_BYTES, INBOX, TABLE_ENTRY_BYTES, TABLES, commits, constant, regions
+from sexpgpu.backend.cuda.memory import HALT_BYTES, INBOX, TABLES, constant, regions, tables
 from sexpgpu.backend.cuda.nvrtc import Compiler
 from sexpgpu.backend.cuda.rows import Program, print_rows
 from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
@@ -48,6 +48,7 @@ from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.backend.protocol import Call, Fault, Outputs
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.program import FEED, SLOT
 from sexpgpu.ir.types import ITEM_BYTES, NUMPY_DTYPES, TensorType
@@ -73,6 +74,7 @@ class Toolbox:
     cudnn: Cudnn | None
     print_group: Callable[[Group], Launch] = print_group
     print_rows: Callable[[Program, Sequence[Argument], Sequence[Argument]], tuple[Launch, ...]] = print_rows
+    print_leaves: Callable[[Node, bool], tuple[Launch, ...]] = print_leaves
 
     def attend(self, attention: Attention) -> int | None:
         """The workspace that cuDNN takes for a graph; None: it refuses it."""
@@ -201,14 +203,13 @@ class CudaSession:
         self._tables: dict[int, int] = {}
         start = self._base + self._regions.starts[TABLES]
         for part, feeds in self._parts:
-            for commit in commits([part]):
-                rows = [
-                    (self._address(source, feeds), self._address(target, feeds), num_bytes)
-                    for source, target, num_bytes in commit.copies
+            for table in tables([part]):
+                numbers = [
+                    each if isinstance(each, int) else self._address(each, feeds) for row in table.rows for each in row
                 ]
-                self._write_bytes(start, np.array(rows, np.uint64))
-                self._tables[id(commit)] = start
-                start += TABLE_ENTRY_BYTES * len(rows)
+                self._write_bytes(start, np.array(numbers, np.uint64))
+                self._tables[id(table)] = start
+                start += table.num_bytes
 
     def _refused(self, where: str) -> Diagnostic:
         free, total = self._driver.memory()
@@ -227,9 +228,9 @@ class CudaSession:
         launches: dict[str, Launch] = {}
         for part, _ in self._parts:
             for action in part.actions:
-                for launch in _launches(action):
-                    known = launches.setdefault(launch.name, launch)
-                    assert known.source == launch.source, launch.name
+                if isinstance(action, Kernel):
+                    known = launches.setdefault(action.launch.name, action.launch)
+                    assert known.source == action.launch.source, action.launch.name
         functions = self._compile(list(launches.values()))
 
         def bound(lowered: Lowered, feeds: Feeds) -> _Phase:
@@ -264,7 +265,9 @@ class CudaSession:
     ) -> list[Enqueue]:
         driver, stream = self._driver, self._stream
 
-        def at(place: Place | None) -> int:
+        def at(place: Place | Table | None) -> int:
+            if isinstance(place, Table):
+                return self._tables[id(place)]
             return 0 if place is None else self._address(place, feeds)
 
         def launched(launch: Launch, addresses: Sequence[int]) -> Enqueue:
@@ -274,8 +277,6 @@ class CudaSession:
         match action:
             case Kernel(launch, operands):
                 return [launched(launch, [at(place) for place in operands])]
-            case Commit(pairs, decision):
-                return [launched(copies.commit(len(pairs)), [self._tables[id(action)], at(decision)])]
             case Move(source, target, num_bytes):
                 return [partial(driver.copy, at(target), at(source), num_bytes, stream)]
             case Fill(target, byte, num_bytes):
@@ -474,17 +475,6 @@ class CudaSession:
 
 
 _NO_FEEDS: Feeds = {}
-
-
-def _launches(action: Action) -> list[Launch]:
-    """What must be compiled for an action."""
-    match action:
-        case Kernel(launch, _):
-            return [launch]
-        case Commit(pairs, _):
-            return [copies.commit(len(pairs))]
-        case _:
-            return []
 
 
 def _checked(value: Array, type: TensorType, what: str) -> Array:

@@ -1,0 +1,108 @@
+"""Many tensors in one launch: what the kernels give on an emulation of blocks and threads, and that they compile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import sexpgpu.ir.ops  # noqa: F401
+from sexpgpu.backend.cuda import copies, leaves
+from sexpgpu.backend.kernels.cuda import NVRTC_OPTIONS, module_source
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.evaluate import evaluate
+from sexpgpu.ir.graph import Graph, Node
+from sexpgpu.ir.ops.region import shares
+from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
+from sexpgpu.plan.layout import contiguous
+from tests.kernels.emulator import Placed, Unit
+
+SHAPES = [(3, 5), (4096,), (65, 63), (2, 2, 1025), (1,), (70, 128)]
+
+
+def rule(shape: tuple[int, ...]) -> Graph:
+    """A step against a gradient, its bf16 copy, whether it is finite, and the sum of its squares."""
+    b = Builder()
+    type = TensorType("f32", shape)
+    p, g, rate = b.input("x0", type), b.input("x1", TensorType("bf16", shape)), b.input("x2", TensorType("f32", ()))
+    scaled = b.mul(b.cast(g, "f32"), b.broadcast(rate, shape, ()))
+    new = b.sub(p, b.mul(scaled, b.like(0.5, p)))
+    axes = tuple(range(len(shape)))
+    outputs = [new, b.cast(new, "bf16"), b.op("all", b.op("is-finite", new), axes=axes), b.sum(b.mul(new, new), axes)]
+    return b.graph("region", [(f"y{i}", value) for i, value in enumerate(outputs)], [p, g, rate])
+
+
+def node_of(shapes: list[tuple[int, ...]]) -> Node:
+    bodies = [rule(shape) for shape in shapes]
+    b = Builder()
+    types = [value.type for body in bodies for value in body.inputs]
+    return b.node("region", [b.input(f"x{i}", type) for i, type in enumerate(types)], {"kind": "leaves"}, bodies)
+
+
+def run(node: Node, folder: Path, backwards: bool, packs: bool, first_bytes: int, bad: int | None) -> list[Placed]:
+    rng = np.random.default_rng(0)
+    inputs = [Placed(v.type, contiguous(v.shape), first_bytes if v.rank else 0) for v in node.inputs]
+    outputs = [Placed(t, contiguous(t.shape), first_bytes if t.rank else 0) for t in node.types]
+    for x in inputs:
+        x.array[...] = rng.normal(size=x.array.shape).astype(x.array.dtype)
+    if bad is not None:
+        inputs[3 * bad].array.reshape(-1)[-1] = np.nan
+    starts = leaves.first_blocks(node)
+    table: list[int] = []
+    wanted = []
+    for first, (body, read, made) in zip(starts, shares(node), strict=False):
+        table += [first, leaves.num_elements(body)]
+        table += [x.pointer for x in (*inputs[read], *outputs[made])]
+        wanted += list(evaluate(body, {f"x{i}": x.array.copy() for i, x in enumerate(inputs[read])}).values())
+    numbers = np.array(table, np.uint64)
+    partials = [np.full(n + 64, 0xA5, np.uint8) for n in leaves.partial_bytes(node)]
+    known = {("input", 0): numbers.ctypes.data}
+    known |= {("workspace", r): x.ctypes.data + -x.ctypes.data % 16 for r, x in enumerate(partials)}
+    launches = leaves.print_leaves(node, packs)
+    around = [x.others() for x in outputs]
+    unit = Unit(launches, folder)
+    for launch in launches:
+        unit.run(launch, [known[operand] for operand in launch.operands], backwards)
+    assert [x.others() for x in outputs] == around, "a byte beside an output was written"
+    for x, array in zip(outputs, wanted, strict=True):
+        np.testing.assert_allclose(x.array.astype(np.float64), array.astype(np.float64), 1e-5, 1e-6)
+    return outputs
+
+
+@pytest.mark.parametrize("backwards, packs, first_bytes", [(False, True, 0), (True, True, 0), (False, False, 8)])
+def test_what_they_give(backwards: bool, packs: bool, first_bytes: int, tmp_path: Path) -> None:
+    run(node_of(SHAPES), tmp_path, backwards, packs, first_bytes, None)
+
+
+@pytest.mark.parametrize("bad", [0, 3])
+def test_one_bad_element_is_that_of_its_leaf(bad: int, tmp_path: Path) -> None:
+    outputs = run(node_of(SHAPES), tmp_path, False, True, 0, bad)
+    flags = [bool(x.array) for x in outputs[2::4]]
+    assert flags == [i != bad for i in range(len(SHAPES))]
+
+
+def test_a_fold_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
+    alone = run(node_of([SHAPES[0], (65, 63)]), tmp_path, False, True, 0, None)
+    (tmp_path / "more").mkdir()
+    among = run(node_of([SHAPES[0], (65, 63), (9000,)]), tmp_path / "more", False, True, 0, None)
+    assert [x.array.tobytes() for x in alone] == [x.array.tobytes() for x in among[:8]]
+
+
+def test_single_elements_are_joined(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=300).astype(NUMPY_DTYPES["bf16"])
+    table = np.array([values[i : i + 1].ctypes.data for i in range(300)], np.uint64)
+    target = Placed(TensorType("bf16", (300,)), (1,))
+    launch = copies.join(300, 2)
+    Unit([launch], tmp_path).run(launch, [table.ctypes.data, target.pointer], False)
+    assert target.array.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_texts_compile(packs: bool) -> None:
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    launches = [*leaves.print_leaves(node_of(SHAPES), packs), copies.join(5, 1)]
+    _, program = nvrtc.nvrtcCreateProgram(module_source(launches).encode(), b"unit.cu", 0, [], [])
+    options = [option.encode() for option in (*NVRTC_OPTIONS, "--gpu-architecture=sm_80")]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+    assert int(status) == 0, launches[0].source
