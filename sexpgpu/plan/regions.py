@@ -427,7 +427,9 @@ class _Former:
                 return False
             if maker is not None and type.shape:
                 node = self.items[maker].node
-                if node.op in VIEWS or self.cluster[maker].kind == ATTENTION:
+                # What repeats in a constant is stored once.
+                is_constant = not node.inputs and OPS[node.op].work is Work.FILL
+                if node.op in VIEWS or is_constant or self.cluster[maker].kind == ATTENTION:
                     return False
         return any(self.flat.types[value].shape for value in body.reads)
 

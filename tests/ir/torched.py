@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.opdef import OPS, Array, Context
+from sexpgpu.ir.ops.region import shares
 from sexpgpu.ir.types import ORACLE_DTYPES
 
 Tensor = torch.Tensor
@@ -251,4 +252,5 @@ MEANINGS: Mapping[str, Callable[..., Tensor | list[Tensor]]] = {
     "random-normal": _drawn,
     "composite": lambda node, *inputs: run_torch(node.bodies[0], inputs),
     "recompute": lambda node, *inputs: run_torch(node.bodies[0], inputs),
+    "region": lambda node, *inputs: [y for body, read, _ in shares(node) for y in run_torch(body, inputs[read])],
 }

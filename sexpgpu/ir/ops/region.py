@@ -70,9 +70,16 @@ def _samples() -> tuple[Sample, ...]:
     b = Builder()
     x, w = b.input("x0", rows), b.input("x1", columns)
     h = b.op("tanh", b.mul(x, b.broadcast(w, rows.shape, (1,))))
-    body = b.graph("region", [("y0", h), ("y1", b.add(h, x))], (x, w))
-    one, two = (rows, columns), (rows, columns, rows, columns)
-    return Sample(one, {"kind": "maps"}, bodies=(body,)), Sample(two, {"kind": "leaves"}, bodies=(body, body))
+    maps = b.graph("region", [("y0", h), ("y1", b.add(h, x))], (x, w))
+
+    def leaf(type: TensorType) -> Graph:
+        b = Builder()
+        x, g = b.input("x0", type), b.input("x1", type)
+        return b.graph("region", [("y0", b.sub(x, b.mul(g, g)))], (x, g))
+
+    types = (rows, rows, columns, columns)
+    leaves = Sample(types, {"kind": "leaves"}, bodies=(leaf(rows), leaf(columns)))
+    return Sample((rows, columns), {"kind": "maps"}, bodies=(maps,)), leaves
 
 
 register(
