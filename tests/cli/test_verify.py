@@ -58,7 +58,7 @@ def test_a_wrong_kernel(file: str) -> None:
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    marked = [line.split()[0] for line in lines if line.endswith("  BROKEN")]
+    marked = [line.split()[0] for line in lines if line.endswith(" BROKEN")]
     assert marked.count("tanh") >= 3, "among the samples, among the operations, among the worst"
     assert "product" not in marked and "update.go.first" in marked
     assert any("net.sx:5" in line for line in lines)
