@@ -64,7 +64,7 @@ def command(
             click.echo(line)
     if found.stopped is not None:
         tell(found.stopped.diagnostics, "verify")
-    if broken or found.stopped is not None:
+    if broken or found.missed or found.stopped is not None:
         sys.exit(1)
 
 
@@ -80,6 +80,8 @@ def _lines(samples: Sequence[Finding], found: Any) -> Iterable[str]:
         yield f"  {'whole phases':<34}{'values':>8}{'largest':>10}{'relative':>10}{'of bound':>10}"
         for phase, values in _grouped(found.outputs, lambda each: each.phase).items():
             yield _row(phase, values)
+    for name in found.missed:
+        yield _short(f"  not compared: {name}", 80)
     everything = [*samples, *found.nodes, *found.outputs]
     worst = sorted(everything, key=lambda each: each.difference.used, reverse=True)
     shown = [each for each in worst[:NUM_WORST] if each.difference.used > 0]
@@ -149,6 +151,7 @@ def _record(device: str, about: str, file: Path | None, samples: Sequence[Findin
         "samples": [_entry(each) for each in samples],
         "operations": [_entry(each) for each in found.nodes],
         "phases": [_entry(each) for each in found.outputs],
+        "missed": list(found.missed),
         "broken": sum(each.difference.broken for each in (*samples, *found.nodes, *found.outputs)),
         "stopped": None if found.stopped is None else found.stopped.diagnostics[0].message,
     }
