@@ -82,8 +82,8 @@ it all back, and `sexpgpu.look.page.report` makes a page of it.
 
 **13. The command line.** `sexpgpu.cli.main.main` imports one module for each command, and only that one:
 `sexpgpu.cli.check` loads no device, `sexpgpu.cli.run` puts everything above together in one page.
-`sexpgpu.cli.verify` tells how far a device lies from the interpreter: `sexpgpu.train.verification` opens the phases
-of a file with their inner values as results, `sexpgpu.train.samples` runs the samples of all operations,
+`sexpgpu.cli.verify` tells how far a device lies from the interpreter: `sexpgpu.train.verification` opens the phases of
+a file with their inner values as results, `sexpgpu.train.samples` runs the samples of all operations,
 `sexpgpu.train.differences` has the bounds.
 
 **14. The editor.** `sexpgpu lsp` answers an editor's questions. `sexpgpu.lsp.names.resolve` finds what each name

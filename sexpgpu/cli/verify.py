@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from sexpgpu.train.verification import Finding
 
 NUM_WORST = 8
-"""Lines of the values that come closest to their bounds, or break them."""
+"""Values that are shown: those that break their bounds, or come closest to them."""
 
 
 @click.command("verify")
@@ -64,7 +64,7 @@ def command(
             click.echo(line)
     if found.stopped is not None:
         tell(found.stopped.diagnostics, "verify")
-    if broken or found.stopped is not None:
+    if broken or found.missed or found.stopped is not None:
         sys.exit(1)
 
 
@@ -77,17 +77,22 @@ def _lines(samples: Sequence[Finding], found: Any) -> Iterable[str]:
     if found.nodes:
         yield from _by_operation("operations of the file", found.nodes)
     if found.outputs:
-        yield f"  {'whole phases':<34}{'values':>8}{'largest':>12}{'relative':>12}"
+        yield f"  {'whole phases':<34}{'values':>8}{'largest':>10}{'relative':>10}{'of bound':>10}"
         for phase, values in _grouped(found.outputs, lambda each: each.phase).items():
             yield _row(phase, values)
+    for name in found.missed:
+        yield _short(f"  not compared: {name}", 80)
     everything = [*samples, *found.nodes, *found.outputs]
-    worst = sorted(everything, key=lambda each: (each.difference.broken, each.difference.relative), reverse=True)
-    shown = [each for each in worst[:NUM_WORST] if each.difference.relative > 0 or each.difference.broken]
+    worst = sorted(everything, key=lambda each: each.difference.used, reverse=True)
+    shown = [each for each in worst[:NUM_WORST] if each.difference.used > 0]
     if shown:
         yield "  worst values"
         for each in shown:
-            type, relative = _short(str(each.type), 20), _number(each.difference.relative)
-            yield f"  {_short(each.operation, 33):<34}{type:>20}{relative:>12}{_mark(each)}"
+            difference, type = each.difference, _short(str(each.type), 17)
+            numbers = (
+                f"{_number(difference.absolute):>10}{_number(difference.relative):>10}{_share(difference.used):>10}"
+            )
+            yield f"  {_short(each.operation, 24):<25}{type:>17}{numbers}"
             yield f"      {_place(each)}"
     bounds = ", ".join(f"{dtype} {BOUNDS[dtype]:.0e}" for dtype in ("f32", "bf16"))
     yield f"  bounds of an operation, relative: {bounds}; integers equal"
@@ -97,7 +102,7 @@ def _lines(samples: Sequence[Finding], found: Any) -> Iterable[str]:
 
 
 def _by_operation(title: str, values: Sequence[Finding]) -> Iterable[str]:
-    yield f"  {title:<34}{'values':>8}{'largest':>12}{'relative':>12}"
+    yield f"  {title:<34}{'values':>8}{'largest':>10}{'relative':>10}{'of bound':>10}"
     for operation, same in sorted(_grouped(values, lambda each: each.operation).items()):
         yield _row(operation, same)
 
@@ -105,8 +110,8 @@ def _by_operation(title: str, values: Sequence[Finding]) -> Iterable[str]:
 def _row(name: str, values: Sequence[Finding]) -> str:
     largest = max(each.difference.absolute for each in values)
     relative = max(each.difference.relative for each in values)
-    mark = next((_mark(each) for each in values if each.difference.broken), "")
-    return f"  {_short(name, 33):<34}{len(values):>8,}{_number(largest):>12}{_number(relative):>12}{mark}"
+    used = max(each.difference.used for each in values)
+    return f"  {_short(name, 33):<34}{len(values):>8,}{_number(largest):>10}{_number(relative):>10}{_share(used):>10}"
 
 
 def _grouped(values: Sequence[Finding], key: Any) -> dict[str, list[Finding]]:
@@ -120,8 +125,9 @@ def _number(x: float) -> str:
     return f"{x:.1e}" if x else "0"
 
 
-def _mark(finding: Finding) -> str:
-    return "  BROKEN" if finding.difference.broken else ""
+def _share(used: float) -> str:
+    """Of what is allowed; more than all of it in capitals."""
+    return "BROKEN" if used > 1 else f"{used:.0%}" if used >= 0.01 else "<1%" if used else "0"
 
 
 def _place(finding: Finding) -> str:
@@ -145,6 +151,7 @@ def _record(device: str, about: str, file: Path | None, samples: Sequence[Findin
         "samples": [_entry(each) for each in samples],
         "operations": [_entry(each) for each in found.nodes],
         "phases": [_entry(each) for each in found.outputs],
+        "missed": list(found.missed),
         "broken": sum(each.difference.broken for each in (*samples, *found.nodes, *found.outputs)),
         "stopped": None if found.stopped is None else found.stopped.diagnostics[0].message,
     }
@@ -159,6 +166,7 @@ def _entry(finding: Finding) -> dict[str, Any]:
         "place": None if span is None else f"{span.source.name}:{span.line}",
         "absolute": _finite(difference.absolute),
         "relative": _finite(difference.relative),
+        "used": _finite(difference.used),
         "broken": difference.broken,
     }
 

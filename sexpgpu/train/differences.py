@@ -6,7 +6,7 @@ Flow: `train.verification` and `train.samples` compare with it; `cli.verify` pri
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,11 +25,19 @@ SMALLEST = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """absolute: the largest of an element. relative: as the bound says it. broken: more than the bound allows."""
+    """absolute: the largest of an element. relative: as the bound has it. used: the share of what is allowed."""
 
     absolute: float
     relative: float
-    broken: bool
+    used: float
+
+    @property
+    def broken(self) -> bool:
+        """Whether it is more than the bound allows."""
+        return self.used > 1
+
+
+NOT_FINITE = Difference(np.inf, np.inf, np.inf)
 
 
 def of_elements(found: Array, wanted: Array, dtype: str, exact: Callable[[], Array]) -> Difference:
@@ -41,15 +49,15 @@ def of_elements(found: Array, wanted: Array, dtype: str, exact: Callable[[], Arr
         return _of_integers(found, wanted)
     y, d = _compared(found, wanted)
     if d is None:
-        return Difference(np.inf, np.inf, True)
+        return NOT_FINITE
     size = np.where(np.isfinite(y), np.abs(y), 0.0)
     scale = np.maximum(size, np.sqrt(np.mean(np.square(size)))) if size.size else size
-    over = d > BOUNDS[dtype] * scale + SMALLEST
-    if over.any():
-        over = d > BOUNDS[dtype] * scale + SMALLEST + SLACK * _largest(_gap(y, exact()))
+    limit = BOUNDS[dtype] * scale + SMALLEST
+    if (d > limit).any():
+        limit = limit + SLACK * _largest(_gap(exact(), y))
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(d > SMALLEST, d / scale, 0.0)
-    return Difference(_largest(d), _largest(relative), bool(over.any()))
+    return Difference(_largest(d), _largest(relative), _largest(d / limit))
 
 
 def of_norms(found: Array, wanted: Array, dtype: str, exact: Callable[[], Array], judged_as: str) -> Difference:
@@ -59,21 +67,21 @@ def of_norms(found: Array, wanted: Array, dtype: str, exact: Callable[[], Array]
     """
     if dtype not in FLOATS:
         difference = _of_integers(found, wanted)
-        return Difference(difference.absolute, difference.relative, difference.broken and judged_as != "bf16")
+        return replace(difference, used=0.0) if judged_as == "bf16" else difference
     y, d = _compared(found, wanted)
     if d is None:
-        return Difference(np.inf, np.inf, True)
-    norm = float(np.linalg.norm(np.where(np.isfinite(y), y, 0.0)))
-    away = float(np.linalg.norm(d))
+        return NOT_FINITE
+    norm, away = float(np.linalg.norm(np.where(np.isfinite(y), y, 0.0))), float(np.linalg.norm(d))
     limit = PHASE_BOUNDS[judged_as] * norm + SMALLEST
-    broken = away > limit and away > limit + SLACK * float(np.linalg.norm(_gap(y, exact())))
-    return Difference(_largest(d), 0.0 if away <= SMALLEST else away / norm if norm else np.inf, broken)
+    if away > limit:
+        limit += SLACK * float(np.linalg.norm(_gap(exact(), y)))
+    return Difference(_largest(d), 0.0 if away <= SMALLEST else away / norm if norm else np.inf, away / limit)
 
 
 def _of_integers(found: Array, wanted: Array) -> Difference:
     d = np.abs(found.astype(np.int64) - wanted.astype(np.int64))
     share = float(np.mean(d != 0)) if d.size else 0.0
-    return Difference(float(d.max(initial=0)), share, share > 0)
+    return Difference(float(d.max(initial=0)), share, np.inf if share else 0.0)
 
 
 def _compared(found: Array, wanted: Array) -> tuple[Array, Array | None]:
@@ -91,7 +99,7 @@ def _compared(found: Array, wanted: Array) -> tuple[Array, Array | None]:
 def _gap(x: Array, y: Array) -> Array:
     """Distances; 0 where one of the two is not finite."""
     with np.errstate(invalid="ignore"):
-        d = np.abs(x - y.astype(np.float64))
+        d = np.abs(x.astype(np.float64) - y)
     return np.where(np.isfinite(d), d, 0.0)
 
 

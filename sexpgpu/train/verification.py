@@ -51,11 +51,12 @@ class Finding:
 
 @dataclass(slots=True)
 class Verification:
-    """What was compared. stopped: what kept a phase of the file from being called, or compared."""
+    """What was compared. missed: phases that were not, and stopped: the first mistake, which may tell why."""
 
     nodes: list[Finding] = field(default_factory=list)
     outputs: list[Finding] = field(default_factory=list)
     stopped: DiagnosticError | None = None
+    missed: tuple[str, ...] = ()
 
     @property
     def broken(self) -> list[Finding]:
@@ -74,6 +75,9 @@ def verify_experiment(experiment: Experiment, assembly: Assembly, device: Device
     def compare(record: _Record) -> None:
         found.outputs.extend(_whole(record))
         found.nodes.extend(_nodes(record, program, device, budget))
+        missed.remove(record.phase.name)
+
+    missed = [phase.name for phase in program.phases]
 
     session = device.open(device.plan(program, budget))
     noting = _Noting(session, program, compare)
@@ -88,6 +92,7 @@ def verify_experiment(experiment: Experiment, assembly: Assembly, device: Device
     finally:
         stepper.close()
         session.close()
+    found.missed = tuple(missed)
     return found
 
 

@@ -58,7 +58,7 @@ def test_a_wrong_kernel(file: str) -> None:
     assert result.exit_code == 1
     lines = result.output.splitlines()
     assert all(len(line) <= 80 for line in lines)
-    marked = [line.split()[0] for line in lines if line.endswith("  BROKEN")]
+    marked = [line.split()[0] for line in lines if line.endswith(" BROKEN")]
     assert marked.count("tanh") >= 3, "among the samples, among the operations, among the worst"
     assert "product" not in marked and "update.go.first" in marked
     assert any("net.sx:5" in line for line in lines)
@@ -82,6 +82,7 @@ def test_what_is_not_finite_is_json(file: str, monkeypatch: pytest.MonkeyPatch) 
     found = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
     assert result.exit_code == 1 and "not finite" in found["stopped"]
     assert "sexpgpu verify: E-RUN-001" in result.stderr
+    assert found["missed"] == [], "the step is refused after all of its phases were called"
     assert None in {each["relative"] for each in found["operations"] if each["operation"] == "tanh"}
 
 
@@ -96,3 +97,11 @@ def test_what_is_refused(file: str) -> None:
     assert invoke(file, "--device", "metal").exit_code == 1
     assert "E-DEV-002" in invoke(file, "--device", "metal").stderr
     assert "E-NAME-004" in invoke(file, "--set", "depth=3").stderr
+
+
+def test_phases_that_fail_are_named(file: str) -> None:
+    Path(file).write_text(TEXT + "(defgenerator bad () (gather (zeros (f32 3)) (+ (iota (i32 2)) 3)))", "utf-8")
+    result = invoke(file)
+    assert result.exit_code == 1 and "sexpgpu verify: E-RUN-003" in result.stderr
+    assert "  not compared: generate.bad.start" in result.output.splitlines()
+    assert "all within their bounds" in result.output

@@ -30,6 +30,7 @@ from sexpgpu.plan.layout import ARENA
 from sexpgpu.train.loop import Stepper
 from sexpgpu.train.phases import assemble
 from sexpgpu.train.samples import Case, cases
+from sexpgpu.train.verification import verify_experiment
 from tests.backend.random_programs import random_program, reference_call
 from tests.cuda.test_rows import node_of
 from tests.ir.ops import test_derived as derived
@@ -357,6 +358,14 @@ def test_bits(file: str, card: CudaDevice, uncaptured: CudaDevice) -> None:
     assert resumed.losses(3) == rest
     assert resumed.contents() == wanted
     resumed.close()
+
+
+@pytest.mark.parametrize("file", ["char-gpt.sx", "gpt2.sx", "moe.sx", "names-lstm.sx"])
+def test_every_operation_holds_its_bound(file: str, card: CudaDevice) -> None:
+    experiment = load_experiment(EXAMPLES / file, variant="smoke")
+    found = verify_experiment(experiment, assemble(experiment), card, Budget())
+    assert found.stopped is None and len(found.nodes) > 100
+    assert not found.broken, found.broken[:5]
 
 
 # Memory.
