@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from sexpgpu.ir.graph import NOWHERE, Graph, Node, Origin, Value, reachable
+from sexpgpu.ir.ops.region import shares
 from sexpgpu.ir.types import TensorType
 
 
@@ -44,7 +45,7 @@ class Flat:
 
 
 def flatten(graph: Graph, by_body: Callable[[Node], bool]) -> Flat:
-    """`graph` with every node that `by_body` picks replaced by its first body, at any depth."""
+    """`graph` with every node that `by_body` picks replaced by its bodies, at any depth."""
     flat = Flat()
     for value, name in zip(graph.inputs, graph.input_names, strict=True):
         flat.inputs[name] = flat.numbers[value] = flat.value(value.type)
@@ -67,12 +68,12 @@ def _append(
         flat.items.append(Item(_placed(node, origin), inputs, outputs))
         numbers.update(zip(node.outputs, outputs, strict=True))
         return
-    body = node.bodies[0]
-    inner: dict[Value, int] = dict(zip(body.inputs, inputs, strict=True))
-    for member in body.nodes:
-        if member.op != "input":
-            _append(flat, member, inner, by_body, origin)
-    numbers.update(zip(node.outputs, [inner[v] for v in body.output_values], strict=True))
+    for body, read, made in shares(node):
+        inner: dict[Value, int] = dict(zip(body.inputs, inputs[read], strict=True))
+        for member in body.nodes:
+            if member.op != "input":
+                _append(flat, member, inner, by_body, origin)
+        numbers.update(zip(node.outputs[made], [inner[v] for v in body.output_values], strict=True))
 
 
 def _placed(node: Node, origin: Origin) -> Node:
