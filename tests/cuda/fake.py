@@ -55,6 +55,7 @@ class FakeDriver:
         self.recording: list[Callable[[], None]] | None = None
         self.kernels: dict[str, Run] = {}
         self.num_devices = 1
+        self.streams: list[int] = []
 
     def _do(self, name: str, action: Callable[[], None]) -> None:
         self.calls.append(name)
@@ -111,13 +112,14 @@ class FakeDriver:
         self._do("fill", lambda: void(ctypes.memset(target, byte, num_bytes)))
 
     def stream(self) -> int:
-        return 7
+        self.streams.append(7 + len(self.streams))
+        return self.streams[-1]
 
     def synchronize(self, stream: Any) -> None:
         assert self.recording is None, "waiting inside a capture"
 
     def end_stream(self, stream: Any) -> None:
-        pass
+        self.streams[self.streams.index(stream)] = 0
 
     def event(self, timed: bool = False) -> object:
         return object()
@@ -426,12 +428,14 @@ class FakeCudnn:
         self.driver = driver
         self.refuses_windows = refuses_windows
         self.built: list[Attention] = []
+        self.stream = 0
+        self.used: list[int] = []
 
     def version(self) -> int:
         return 91900
 
     def use(self, stream: int) -> None:
-        pass
+        self.stream = stream
 
     def build(self, attention: Attention) -> Built | str:
         dense = all(t.shape[-1] * t.shape[-2] >= max(t.strides) // max(t.shape[:-2]) for t in attention.tensors[:3])
@@ -441,6 +445,8 @@ class FakeCudnn:
         return Built(attention, (), 128)
 
     def enqueue(self, built: Built, addresses: Sequence[int], workspace: int) -> None:
+        assert self.stream in self.driver.streams, "a stream that was given back"
+        self.used.append(self.stream)
         self.driver._do("attention", lambda: _attend(built.graph, addresses))
 
 

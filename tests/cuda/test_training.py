@@ -42,6 +42,26 @@ def test_bf16_attention(options: dict[str, bool]) -> None:
     np.testing.assert_allclose(found, wanted, 2e-3)
 
 
+def test_two_sessions_use_their_own_streams() -> None:
+    """cuDNN's handle has one stream; a session that was opened later, and closed, must not leave its own behind."""
+    tools = toolbox(FakeDriver())
+    cuda = CudaDevice(tools)
+    experiment = load_experiment(EXAMPLES / "gpt2.sx", variant="smoke")
+    assembly = assemble(experiment)
+    sessions = [cuda.open(cuda.plan(assembly.program, Budget())) for _ in range(2)]
+    steppers = [Stepper(experiment, assembly, session, experiment.run.steps) for session in sessions]
+    for stepper in steppers:
+        stepper.initialise()
+    found = [next(iter(stepper.step(1).values())).loss for stepper in steppers]
+    assert found[0] == found[1]
+    assert len(set(tools.cudnn.used)) == 2  # type: ignore[union-attr]
+    steppers[1].close()
+    sessions[1].close()
+    steppers[0].step(2)
+    steppers[0].close()
+    sessions[0].close()
+
+
 def test_f32() -> None:
     cuda = CudaDevice(toolbox(FakeDriver()))
     found = losses(cuda, "names-bigram.sx", 3)

@@ -211,7 +211,7 @@ class Cudnn:
         return int(self._cudnn.backend_version())
 
     def use(self, stream: int) -> None:
-        """Enqueue on `stream` from now on."""
+        """Enqueue on `stream` from now on: the handle has one stream, and sessions each have their own."""
         self._cudnn.set_stream(handle=self._handle, stream=stream)
 
     def build(self, attention: Attention) -> Built | str:

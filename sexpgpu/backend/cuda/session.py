@@ -164,8 +164,6 @@ class CudaSession:
             self._ring = self._make_ring(parts)
         except OutOfMemory as error:
             raise DiagnosticError(self._refused("opening the plan")) from error
-        if tools.cudnn is not None:
-            tools.cudnn.use(self._stream)
         self._fill_constants(constants)
         self._fill_tables()
         self._phases = self._bind()
@@ -416,6 +414,8 @@ class CudaSession:
 
     def _play(self, phase: _Phase) -> None:
         phase.num_runs += 1
+        if self._tools.cudnn is not None:
+            self._tools.cudnn.use(self._stream)
         if phase.graph is None and self._capture and phase.num_runs > 1 and phase.actions:
             self._driver.begin_capture(self._stream)
             try:
