@@ -43,7 +43,7 @@ from sexpgpu.lang.inner import call_generator, generator_parameters
 from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
-from sexpgpu.lang.scope import Lazy, Poisoned, Scope
+from sexpgpu.lang.scope import FileScope, Lazy, Poisoned, Scope
 from sexpgpu.lang.storage import REDUCERS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
@@ -77,7 +77,7 @@ def _base_scope() -> Scope:
     names.update(none=None, pi=math.pi, inf=math.inf, nan=math.nan, _=WILD)
     names["step"] = Ambient(_step)
     names["training"] = Ambient(_training)
-    return Scope(None, names)
+    return FileScope(None, names)
 
 
 @cache
@@ -93,7 +93,7 @@ def library_forms() -> Mapping[Source, ReadResult]:
 def _library_scope() -> Scope:
     """The names of the library, which no elaboration changes."""
     el = Elaborator(EXPRESSIONS)
-    library = Module(Scope(_base_scope()), Path())
+    library = Module(FileScope(_base_scope()), Path())
     for source, forms in library_forms().items():
         wrong = declare(el, library, source, forms)
         assert not wrong, wrong
@@ -142,7 +142,7 @@ class _Loading(FormReader):
         self.source = source
         self.path = path
         resolved = path.resolve()
-        super().__init__(el, Module(Scope(_library_scope()), path.parent, (resolved,), disk=disk))
+        super().__init__(el, Module(FileScope(_library_scope()), path.parent, (resolved,), disk=disk))
         self._indifferent: dict[tuple[Any, ...], Objective] = {}
         self.collector = collector = Collector(self.el.forms)
         collector.found += declare(self.el, self.module, source, read(source), resolved)

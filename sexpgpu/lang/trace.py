@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Origin, Value
 from sexpgpu.ir.program import FEED, SLOT
 from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.replay import Change, Recorder, Way
 from sexpgpu.source import Span
+
+if TYPE_CHECKING:
+    from sexpgpu.lang.elaborator import Elaborator
 
 SCALAR_F32 = TensorType("f32", ())
 SCALAR_F64 = TensorType("f64", ())
@@ -39,7 +42,7 @@ class Schedule:
     """The graph of host scalars: f64 nodes from `step`; what tensors use of them is fed as f32."""
 
     def __init__(self) -> None:
-        self.builder = Builder()
+        self.builder = Recorder()
         self.step = self.builder.input("step", SCALAR_F64)
         self._names: dict[Value, str] = {}
 
@@ -102,11 +105,17 @@ class StateSet:
 
 
 class Trace:
-    """One graph under construction."""
+    """One graph under construction.
+
+    unrepeatable: how much happened that the builder's log does not hold.
+    """
+
+    replays = True
+    """Whether calls may be replayed."""
 
     def __init__(self, world: World, ambient: Ambient, name: str) -> None:
         self.world = world
-        self.builder = Builder()
+        self.builder = Recorder()
         self.ambient = ambient
         self.name = name
         self.scope: tuple[str, ...] = ()
@@ -120,6 +129,7 @@ class Trace:
         self.num_gradients = 0
         self.effects_refused: str | None = None
         self.params_refused: str | None = None
+        self.unrepeatable = 0
         self._sites: dict[str, int] = {}
 
     @contextmanager
@@ -140,15 +150,6 @@ class Trace:
             yield
         finally:
             self.scope, self.draws = before
-
-    @contextmanager
-    def model_call(self) -> Iterator[None]:
-        """Inside the block parameter paths are new: a path repeats only within one model call."""
-        before, self.created = self.created, {}
-        try:
-            yield
-        finally:
-            self.created = before
 
     @contextmanager
     def refusing(self, *, effects: str) -> Iterator[None]:
@@ -206,6 +207,7 @@ class Trace:
 
     def draw(self, op: str, callee: str, shape: tuple[int, ...]) -> Value:
         """A random tensor; its bits depend on this microbatch's stream, the trip, and the path of the call."""
+        start = len(self.builder.log)
         path = "/".join((*self.draws, callee))
         count = self._sites.get(path, 0)
         self._sites[path] = count + 1
@@ -215,7 +217,9 @@ class Trace:
         trip = self.place()
         if trip is None:
             trip = self.builder.constant(0, TRIP)
-        return self.builder.op(op, stream, trip, shape=shape, site=site)
+        value = self.builder.op(op, stream, trip, shape=shape, site=site)
+        self.builder.instead(start, _Drawn(op, callee, shape, self.draws, value, self.builder.origin))
+        return value
 
     def place(self) -> Value | None:
         """Which trip of the loops around this is running; None outside of loops."""
@@ -227,6 +231,26 @@ class Trace:
         return name.removeprefix(SLOT) if name.startswith(SLOT) else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A draw in a log."""
+
+    op: str
+    callee: str
+    shape: tuple[int, ...]
+    draws: tuple[str, ...]
+    value: Value
+    origin: Origin
+
+    def possible(self, el: Elaborator, way: Way) -> bool:
+        return True
+
+    def again(self, el: Elaborator, way: Way, change: Change) -> Value:
+        trace = el.require_trace()
+        with trace.inside(trace.scope, way.draws(self.draws)):
+            return trace.draw(self.op, self.callee, self.shape)
+
+
 class BodyTrace(Trace):
     """The body of a run-time loop or of `recompute`: a graph of its own, whose storage, feeds and draws are those
     around it.
@@ -234,6 +258,8 @@ class BodyTrace(Trace):
     A tensor from outside is captured: it becomes an input `kN` of the body. captured: outer value to input.
     count: makes the number of the trip; None where the body runs once. refused: why there are no effects inside.
     """
+
+    replays = False
 
     def __init__(self, outer: Trace, refused: str | None) -> None:
         super().__init__(outer.world, outer.ambient, outer.name)
