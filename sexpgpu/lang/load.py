@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cache, partial
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -56,6 +55,9 @@ from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, read
 MAX_PLACEHOLDERS = 4
 """Of a group's pattern; the ways to match one grow with the length of a path to this power."""
 
+_LIBRARY_FORM = re.compile(r"^\((?:defn|defmodel|defoptimizer) (\S+)", re.MULTILINE)
+"""A form of the library: none of its values are constants, which would be evaluated by one experiment for all."""
+
 RECURSION_LIMIT = 20_000
 """Python frames for 256 nested calls of the language, each of which takes a few dozen."""
 
@@ -81,24 +83,34 @@ def _base_scope() -> Scope:
 
 
 @cache
+def library_sources() -> tuple[Source, ...]:
+    """The files of the library."""
+    files = sorted((Path(__file__).parents[1] / "std").glob("*.sx"))
+    return tuple([Source(f"std/{file.name}", file.read_text("utf-8")) for file in files])
+
+
+@cache
 def library_forms() -> Mapping[Source, ReadResult]:
     """The files of the library and their forms, read once."""
-    folder = resources.files("sexpgpu") / "std"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sx")), key=lambda f: f.name)
-    sources = [Source(f"std/{f.name}", f.read_text("utf-8")) for f in files]
-    return MappingProxyType({source: read(source) for source in sources})
+    return MappingProxyType({source: read(source) for source in library_sources()})
 
 
 @cache
 def _library_scope() -> Scope:
-    """The names of the library, which no elaboration changes."""
-    el = Elaborator(EXPRESSIONS)
+    """The names of the library, which no elaboration changes; a form is read when its name is first looked up."""
     library = Module(FileScope(_base_scope()), Path())
-    for source, forms in library_forms().items():
-        wrong = declare(el, library, source, forms)
-        assert not wrong, wrong
-    assert not library.constants, "a constant of the library would be evaluated by the first experiment for all"
+    for source in library_sources():
+        found = list(_LIBRARY_FORM.finditer(source.text))
+        ends = [following.start() for following in found[1:]] + [len(source.text)]
+        for form, end in zip(found, ends, strict=True):
+            library.scope.names[form[1]] = Lazy(partial(_library_value, library, form[1], source, form.start(), end))
     return library.scope
+
+
+def _library_value(library: Module, name: str, source: Source, start: int, end: int) -> Any:
+    wrong = declare(Elaborator(EXPRESSIONS), library, source, read(source, start, end))
+    assert not wrong, wrong
+    return library.scope.names[name]
 
 
 def load_experiment(
