@@ -56,10 +56,16 @@ Change = Callable[[Value], Value]
 
 
 class Step(Protocol):
-    """An entry of a log whose names follow from where it happens. value: the tensor that it gave, if it gives one."""
+    """An entry of a log whose names follow from where it happens.
+
+    value: the tensor that it gave, if it gives one. needs: the tensors that it is made of.
+    """
 
     @property
     def origin(self) -> Origin: ...
+
+    @property
+    def needs(self) -> tuple[Value, ...]: ...
 
     @property
     def value(self) -> Value | None: ...
@@ -92,14 +98,6 @@ class Recorder(Builder):
         made = Builder.node(self, op, inputs, attrs, bodies)
         self.log.append((made, self.origin))
         return made
-
-    def input(self, name: str, type: TensorType) -> Value:
-        """The graph input `name`; asked for again it is the same value. Raises TypeFault if the types differ."""
-        before = len(self.log)
-        found = Builder.input(self, name, type)
-        if len(self.log) == before:
-            self.log.append((found.node, self.origin))
-        return found
 
     def instead(self, start: int, step: Step) -> None:
         """Let one step stand in the log for all that was asked for from `start` on."""
@@ -169,7 +167,7 @@ class Replays:
     ) -> Any:
         """The value of a call whose place `trace` has entered; `evaluate` gives it in the ordinary way."""
         b, key = trace.builder, _Key(trace)
-        if not trace.replays or not key.holds(function, positional, keywords):
+        if not key.holds(function, positional, keywords):
             return evaluate()
         place, training = Place(el, trace), trace.ambient.training
         known = self._known.setdefault(tuple(key.parts), {})
@@ -197,7 +195,7 @@ class _Key:
 
     def __init__(self, trace: Trace) -> None:
         ambient = trace.ambient
-        self.owns = trace.owns
+        self.trace = trace
         self.parts: list[Any] = [ambient.compute, ambient.weights, trace.params_refused]
         self.tensors: dict[Value, int] = {}
 
@@ -221,11 +219,10 @@ class _Key:
         if kind is Value:
             number = self.tensors.get(value)
             if number is None:
-                if not self.owns(value):
+                if not self.trace.reaches(value):
                     return False
                 number = self.tensors[value] = len(self.tensors)
-            parts.append(value.type)
-            parts.append(number)
+            parts += (value.type, number, self.trace.owns(value))
         elif kind in PLAIN or kind in NAMED:
             parts.append(value)
         elif kind is float:
@@ -300,7 +297,7 @@ class _Tape:
             if isinstance(entry, tuple):
                 node, origin = entry
                 outputs = node.outputs
-                if node.bodies or not given.isdisjoint(outputs):
+                if node.bodies or node.op == "input" or not given.isdisjoint(outputs):
                     raise _Unclear
                 if outputs[0] in self._numbers:
                     continue  # asked for twice
@@ -310,6 +307,8 @@ class _Tape:
                 outputs = () if entry.value is None else (entry.value,)
                 if not given.isdisjoint(outputs):
                     raise _Unclear
+                for value in entry.needs:
+                    self._number(value)
                 self.entries.append((entry, (), self._origin(entry.origin)))
                 self.steps.append(entry)
             for value in outputs:
@@ -364,8 +363,6 @@ class _Tape:
                 value = what.again(el, way, change)
                 if value is not None:
                     values.append(value)
-            elif what.op == "input":
-                values.append(b.input(str(what.attrs["name"]), what.types[0]))
             else:
                 made = again(what, tuple([values[i] for i in operands]))
                 log.append((made, origin))

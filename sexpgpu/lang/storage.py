@@ -156,6 +156,7 @@ class _Stored:
     is_new: bool
     value: Value
     origin: Origin
+    needs: tuple[Value, ...] = ()
 
     def possible(self, el: Elaborator, way: Way) -> bool:
         """Whether nothing stands in the way of it, and its first contents have been seen to be good."""

@@ -110,9 +110,6 @@ class Trace:
     unrepeatable: how much happened that the builder's log does not hold.
     """
 
-    replays = True
-    """Whether calls may be replayed."""
-
     def __init__(self, world: World, ambient: Ambient, name: str) -> None:
         self.world = world
         self.builder = Recorder()
@@ -174,6 +171,10 @@ class Trace:
         """The value as one of this graph; None if it belongs to another one."""
         return value if self.owns(value) else None
 
+    def reaches(self, value: Value) -> bool:
+        """Whether `adopt` gives a value, which it may capture."""
+        return self.owns(value)
+
     def original(self, value: Value) -> Value:
         """The value as it was made, where this graph only captures it."""
         return value
@@ -199,6 +200,12 @@ class Trace:
 
     def feed(self, name: str, type: TensorType) -> Value:
         """An argument of the call."""
+        start = len(self.builder.log)
+        value = self._input(name, type)
+        self.builder.instead(start, _Fed(name, type, value, self.builder.origin))
+        return value
+
+    def _input(self, name: str, type: TensorType) -> Value:
         return self.builder.input(FEED + name, type)
 
     def host(self, scalar: Value) -> Value:
@@ -241,14 +248,60 @@ class _Drawn:
     draws: tuple[str, ...]
     value: Value
     origin: Origin
+    needs: tuple[Value, ...] = ()
 
     def possible(self, el: Elaborator, way: Way) -> bool:
+        """Whether it can happen there: always."""
         return True
 
     def again(self, el: Elaborator, way: Way, change: Change) -> Value:
+        """A draw of its own."""
         trace = el.require_trace()
         with trace.inside(trace.scope, way.draws(self.draws)):
             return trace.draw(self.op, self.callee, self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """An argument of the call that a log asks for, such as a host scalar."""
+
+    name: str
+    type: TensorType
+    value: Value
+    origin: Origin
+    needs: tuple[Value, ...] = ()
+
+    def possible(self, el: Elaborator, way: Way) -> bool:
+        """Whether it can happen there: always."""
+        return True
+
+    def again(self, el: Elaborator, way: Way, change: Change) -> Value:
+        """The argument there."""
+        return el.require_trace().feed(self.name, self.type)
+
+
+@dataclass(frozen=True, slots=True)
+class _Captured:
+    """A tensor that a body takes from around it."""
+
+    outside: Value
+    value: Value
+    origin: Origin
+
+    @property
+    def needs(self) -> tuple[Value, ...]:
+        """The tensor outside."""
+        return (self.outside,)
+
+    def possible(self, el: Elaborator, way: Way) -> bool:
+        """Whether it can happen there: an argument from outside is one there as well."""
+        return True
+
+    def again(self, el: Elaborator, way: Way, change: Change) -> Value:
+        """What stands for the tensor outside there."""
+        found = el.require_trace().adopt(change(self.outside))
+        assert found is not None, self.outside
+        return found
 
 
 class BodyTrace(Trace):
@@ -258,8 +311,6 @@ class BodyTrace(Trace):
     A tensor from outside is captured: it becomes an input `kN` of the body. captured: outer value to input.
     count: makes the number of the trip; None where the body runs once. refused: why there are no effects inside.
     """
-
-    replays = False
 
     def __init__(self, outer: Trace, refused: str | None) -> None:
         super().__init__(outer.world, outer.ambient, outer.name)
@@ -278,25 +329,29 @@ class BodyTrace(Trace):
         if self.owns(value):
             return value
         outside = self.outer.adopt(value)
-        return None if outside is None else self._capture(outside)
+        return None if outside is None else self._capture(outside, value)
 
     def original(self, value: Value) -> Value:
         """The value as it was made, where this graph only captures it."""
         outside = next((outer for outer, inner in self.captured.items() if inner is value), None)
         return value if outside is None else self.outer.original(outside)
 
-    def _capture(self, value: Value) -> Value:
-        found = self.captured.get(value)
+    def reaches(self, value: Value) -> bool:
+        """Whether `adopt` gives a value, which it may capture."""
+        return self.owns(value) or self.outer.reaches(value)
+
+    def _capture(self, value: Value, asked: Value | None = None) -> Value:
+        start, found = len(self.builder.log), self.captured.get(value)
         if found is None:
             found = self.captured[value] = self.builder.input(f"k{len(self.captured)}", value.type)
+        self.builder.instead(start, _Captured(asked or value, found, self.builder.origin))
         return found
 
     def slot(self, name: str, type: TensorType) -> Value:
         """The contents of a slot."""
         return self._capture(self.outer.slot(name, type))
 
-    def feed(self, name: str, type: TensorType) -> Value:
-        """An argument of the call."""
+    def _input(self, name: str, type: TensorType) -> Value:
         return self._capture(self.outer.feed(name, type))
 
     def place(self) -> Value | None:

@@ -12,7 +12,7 @@ from sexpgpu.data import ArraysSpec, Dataset, DataSpec, WeightFiles
 from sexpgpu.data.blank import blank
 from sexpgpu.data.files import find_files
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
-from sexpgpu.ir.graph import Origin
+from sexpgpu.ir.graph import Origin, Value
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.files import Files
 from sexpgpu.lang.load import load_experiment
@@ -81,6 +81,7 @@ class _Seen:
     seen: Any
     origin: Origin
     value: None = None
+    needs: tuple[Value, ...] = ()
 
     def possible(self, el: Elaborator, way: Way) -> bool:
         """Looking on is always possible."""

@@ -149,6 +149,13 @@ KINDS = {
     "a gradient": (1, "(+ (f x) (f y))", "(defn f (a) (grad (fn (c) (sum (exp c))) a))"),
     "a loop": (0, "(+ (f x) (f y))", "(defn f (a) (scan [s (sum a :axis 0)] [r a] (* s r)))"),
     "recompute": (0, "(+ (f x) (f y))", "(defn f (a) (recompute (exp (tanh a))))"),
+    "within a body": (1, "(recompute (+ (f x) (f y)))", "(defn f (a) (exp (tanh a)))"),
+    "within and around a body": (2, "(+ (f x) (recompute (* (exp x) (f (exp y)) (f (tanh x)))))",
+                                 "(defn f (a) (exp (tanh a)))"),
+    "within two bodies": (2, "(recompute (* (exp y) (recompute (- (f x y :name a) (f y x :name b) (recompute (f y x :name c))))))",
+                          "(defn f (a c) (* (exp c) (tanh a) step (random-normal a) (param w (f32 3) 1.0)))"),
+    "within a loop": (2, "(scan [s x] [i 2] (* (f s) (f y) (f (exp s)) (f x) (cast i f32)))",
+                      "(defn f (a) (* (exp a) step (random-normal a)))"),
     "measures": (0, "(+ (f x) (f y))", "(defn f (a) (let [c (exp a)] (measure size (mean c)) c))"),
     "states": (0, "(+ (f x :name one) (f y :name two))",
                "(defn f (a) (let [s (state seen (f32 3) 0.0)] (set-state s (mean a :axis 0)) (* a s)))"),
@@ -276,7 +283,7 @@ class Maker:
         def inner(more: tuple[str, ...] = ()) -> str:
             return self.expression([*tensors, *more], numbers, depth - 1, closure)
 
-        match random.randrange(16):
+        match random.randrange(17):
             case 0 | 1:
                 return f"({random.choice(('exp', 'tanh', 'square', 'relu'))} {inner()})"
             case 2:
@@ -297,6 +304,8 @@ class Maker:
             case 10:
                 form = f"(with :training false {inner()})", f"(with :scope s{depth} {inner()})"
                 return random.choice((*form, f"(recompute {inner()})"))
+            case 12:
+                return f"(scan [s {inner()}] [i 2] {inner(('s',))})"
             case 11 if closure is not None:
                 return f"({closure} {inner()})"
             case 11:
