@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -417,7 +417,8 @@ class _Loading(FormReader):
 
     def _over(self, form: Form | None, names: Sequence[str]) -> list[str]:
         patterns = self._patterns(form)
-        matched = [(name, [p for p in patterns if fnmatchcase(name, p)]) for name in names]
+        matches = [(pattern, re.compile(translate(pattern)).match) for pattern in patterns]
+        matched = [(name, [pattern for pattern, match in matches if match(name)]) for name in names]
         idle = set(patterns if form is not None else ()).difference(*(found for _, found in matched))
         for pattern in patterns:
             if pattern in idle and not any(fnmatchcase(name, pattern) for name in self.el.world.parameters):

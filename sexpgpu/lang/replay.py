@@ -105,7 +105,7 @@ class Recorder(Builder):
         self.log.append(step)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class Spent:
     """What a call took. work: calls and operations, without initial values, and constants, which are evaluated once;
     apart: those. depth: of the calls in it. reads: how often it asked for `training`."""
@@ -253,7 +253,7 @@ class _Unclear(Exception):
     """A log that does not tell how a call is done again."""
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)
 class _Recording:
     """A call as it was elaborated, a stretch of a log, and what it took.
 

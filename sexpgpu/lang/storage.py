@@ -71,10 +71,10 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
     if refusal is not None:
         message, label, help = refusal
         el.fail("E-PARAM-001", message, form.span, labels=[label], help=help)
-    return asked.contents(el, trace)
+    return asked.contents(el, trace, trace.scope, trace.ambient.weights)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Asked:
     """What a `param` or `state` form asks for: contents of a type, and what makes the first ones."""
 
@@ -124,10 +124,10 @@ class _Asked:
             )
         return None
 
-    def contents(self, el: Elaborator, trace: Trace) -> Value:
-        """The contents, made if they are not there yet."""
+    def contents(self, el: Elaborator, trace: Trace, scope: tuple[str, ...], weights: str | None) -> Value:
+        """The contents of this name in `scope`, or of its average `weights`; made if they are not there yet."""
         mine, _ = self.tables(el)
-        path, start, place = trace.path(self.name), len(trace.builder.log), el.place(self.span)
+        path, start, place = ".".join((*scope, self.name)), len(trace.builder.log), el.place(self.span)
         trace.created[path] = place
         is_new = path not in mine
         if is_new:
@@ -135,17 +135,16 @@ class _Asked:
                 graph = _initial_graph(el, path, self.type, self.initial, self.scope)
             mine[path] = Initialised(path, self.type, graph, place, self.lane)
             el.world.roots.update(_prefixes(path))
-        weights = trace.ambient.weights if self.word == "param" else None
-        average = None if weights is None else el.world.averages.get(weights)
+        average = None if weights is None or self.word != "param" else el.world.averages.get(weights)
         with trace.made_at(self.span):
             slot = average.slot(path) if average is not None and average.covers(path) else path
             value = trace.slot(slot, self.type)
-        stored = _Stored(self, trace.scope, tuple(el.stack), weights, is_new, value, trace.builder.origin)
+        stored = _Stored(self, scope, tuple(el.stack), weights, is_new, value, trace.builder.origin)
         trace.builder.instead(start, stored)
         return value
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Stored:
     """Storage in a log: what was asked for, where, under which forms and average, and whether it was new."""
 
@@ -166,11 +165,10 @@ class _Stored:
 
     def again(self, el: Elaborator, way: Way, change: Change) -> Value:
         """The contents at the path there."""
-        trace, stack = el.require_trace(), el.stack
+        stack = el.stack
         el.stack = [*stack, *way.frames(self.stack)]
         try:
-            with trace.changed(weights=self.weights), trace.inside(way.scope(self.scope), trace.draws):
-                return self.asked.contents(el, trace)
+            return self.asked.contents(el, el.require_trace(), way.scope(self.scope), self.weights)
         finally:
             el.stack = stack
 

@@ -214,8 +214,12 @@ class Trace:
 
     def draw(self, op: str, callee: str, shape: tuple[int, ...]) -> Value:
         """A random tensor; its bits depend on this microbatch's stream, the trip, and the path of the call."""
+        return self.draw_at(self.draws, op, callee, shape)
+
+    def draw_at(self, draws: tuple[str, ...], op: str, callee: str, shape: tuple[int, ...]) -> Value:
+        """A random tensor of another path."""
         start = len(self.builder.log)
-        path = "/".join((*self.draws, callee))
+        path = "/".join((*draws, callee))
         count = self._sites.get(path, 0)
         self._sites[path] = count + 1
         name = f"{path}#{count}" if count else path
@@ -225,7 +229,7 @@ class Trace:
         if trip is None:
             trip = self.builder.constant(0, TRIP)
         value = self.builder.op(op, stream, trip, shape=shape, site=site)
-        self.builder.instead(start, _Drawn(op, callee, shape, self.draws, value, self.builder.origin))
+        self.builder.instead(start, _Drawn(op, callee, shape, draws, value, self.builder.origin))
         return value
 
     def place(self) -> Value | None:
@@ -238,7 +242,7 @@ class Trace:
         return name.removeprefix(SLOT) if name.startswith(SLOT) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Drawn:
     """A draw in a log."""
 
@@ -256,12 +260,10 @@ class _Drawn:
 
     def again(self, el: Elaborator, way: Way, change: Change) -> Value:
         """A draw of its own."""
-        trace = el.require_trace()
-        with trace.inside(trace.scope, way.draws(self.draws)):
-            return trace.draw(self.op, self.callee, self.shape)
+        return el.require_trace().draw_at(way.draws(self.draws), self.op, self.callee, self.shape)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Fed:
     """An argument of the call that a log asks for, such as a host scalar."""
 
@@ -280,7 +282,7 @@ class _Fed:
         return el.require_trace().feed(self.name, self.type)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Captured:
     """A tensor that a body takes from around it."""
 

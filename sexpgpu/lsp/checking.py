@@ -73,7 +73,7 @@ class Observer(Elaborator):
             self._keeping = before
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False, repr=False)
 class _Seen:
     """In the log of a trace: what a form evaluated to."""
 
