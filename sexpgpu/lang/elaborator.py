@@ -43,7 +43,7 @@ MAX_DEPTH = 256
 MAX_SIZE = 2**48
 """No axis, count or batch is larger."""
 MAX_WORK = 150_000
-"""Calls and nodes of one elaboration, some seconds of work; a GPT-2 of 12 layers takes 10,000."""
+"""Calls of one elaboration and operations that they ask for, some seconds of work; a GPT-2 of 12 layers takes 5,500."""
 MAX_ELEMENTS = 1_000_000
 """Elements of a vector, those of the vectors in it included."""
 ELEMENTS_PER_CALL = 8

@@ -152,7 +152,7 @@ KINDS = {
     "within a body": (1, "(recompute (+ (f x) (f y)))", "(defn f (a) (exp (tanh a)))"),
     "within and around a body": (2, "(+ (f x) (recompute (* (exp x) (f (exp y)) (f (tanh x)))))",
                                  "(defn f (a) (exp (tanh a)))"),
-    "within two bodies": (2, "(recompute (* (exp y) (recompute (- (f x y :name a) (f y x :name b) (recompute (f y x :name c))))))",
+    "within two bodies": (1, "(recompute (* (exp y) (recompute (- (f x y :name a) (recompute (f y x :name c))))))",
                           "(defn f (a c) (* (exp c) (tanh a) step (random-normal a) (param w (f32 3) 1.0)))"),
     "within a loop": (2, "(scan [s x] [i 2] (* (f s) (f y) (f (exp s)) (f x) (cast i f32)))",
                       "(defn f (a) (* (exp a) step (random-normal a)))"),
