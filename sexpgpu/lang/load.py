@@ -108,7 +108,8 @@ def _library_scope() -> Scope:
 
 
 def _library_value(library: Module, name: str, source: Source, start: int, end: int) -> Any:
-    wrong = declare(Elaborator(EXPRESSIONS), library, source, read(source, start, end))
+    module = replace(library, spans={})  # one that was interrupted can be read again
+    wrong = declare(Elaborator(EXPRESSIONS), module, source, read(source, start, end))
     assert not wrong, wrong
     return library.scope.names[name]
 
