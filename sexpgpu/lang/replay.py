@@ -45,6 +45,9 @@ REPEATABLE = frozenset(
 MAX_PARTS = 200
 """Of a key, the elements of vectors and the names around closures included; a call of more is evaluated."""
 
+MAX_IN_VAIN = 64
+"""Calls of one function recorded in a row without a replay; who has so many differs from call to call."""
+
 PLAIN = frozenset((type(None), bool, int, str))
 """Values that are equal where their types are and Python says so. Of floats 0.0 is not -0.0."""
 
@@ -155,6 +158,7 @@ class Replays:
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], dict[bool, _Recording]] = {}
+        self._in_vain: dict[int, int] = {}
 
     def call(
         self,
@@ -166,8 +170,8 @@ class Replays:
         evaluate: Callable[[], Any],
     ) -> Any:
         """The value of a call whose place `trace` has entered; `evaluate` gives it in the ordinary way."""
-        b, key = trace.builder, _Key(trace)
-        if not key.holds(function, positional, keywords):
+        b, key, form = trace.builder, _Key(trace), id(function.body[0])
+        if self._in_vain.get(form, 0) >= MAX_IN_VAIN or not key.holds(function, positional, keywords):
             return evaluate()
         place, training = Place(el, trace), trace.ambient.training
         known = self._known.setdefault(tuple(key.parts), {})
@@ -179,6 +183,7 @@ class Replays:
             if tape is None:
                 return evaluate()
             if el.affords(found.spent) and all(step.possible(el, way) for step in tape.steps):
+                self._in_vain[form] = 0
                 value = tape.replayed(el, b, way, list(key.tensors))
                 el.repeat(found.spent)
                 return value
@@ -187,6 +192,7 @@ class Replays:
         if trace.unrepeatable == unrepeatable and len(el.warnings) == warned:
             kept = function, positional, keywords
             known[training] = _Recording(kept, place, b.log, start, len(b.log), list(key.tensors), value, spent)
+            self._in_vain[form] = self._in_vain.get(form, 0) + 1
         return value
 
 

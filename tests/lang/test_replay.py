@@ -240,6 +240,13 @@ def test_twelve_layers_evaluate_as_many_forms_as_two(
     assert counts[1] - counts[0] < 10 * 20, counts  # a layer is some 500
 
 
+def test_calls_that_all_differ_are_not_recorded_for_ever(program: Callable[[str], Counted]) -> None:
+    made: list[Elaborator] = []
+    text = net("(repeat [i 300] [x x] (f x (* 1.0 i)))", "(defn f (a n) (* (exp a) n))")
+    load_experiment(program(text).path, elaborator=lambda specials: made.append(Elaborator(specials)) or made[0])
+    assert len(made[0].replays._known) < replay.MAX_IN_VAIN + 20
+
+
 # Random programs.
 
 
