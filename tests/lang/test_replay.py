@@ -99,14 +99,6 @@ def test_examples(path: Path, tmp_path: Path) -> None:
         file.same(variant)
 
 
-def test_experiments_of_many_kinds(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files = sorted((shared / "experiments").glob("*.sx"))
-    if not files:
-        pytest.skip("there is no folder of experiments")
-    for path in files:
-        assert "work" in Counted(path).same()
-
-
 def test_a_long_file(program: Callable[[str], Counted]) -> None:
     file = program(long_file(300))
     file.same()
