@@ -8,7 +8,7 @@ import numpy as np
 
 from sexpgpu.data.codec import ByteCodec, Codec, IdCodec
 from sexpgpu.data.dataset import NUMPY_TYPES, Arrays, Dataset, TokenStream
-from sexpgpu.data.ids import Shard, ShardedIds
+from sexpgpu.data.ids import HeldShard, ShardedIds
 from sexpgpu.data.spec import ArraysSpec, DataSpec, TextSpec, TokensSpec
 
 BLANK_IDS, BLANK_ROWS = 2**30, 2**20
@@ -31,4 +31,4 @@ def blank(spec: DataSpec, fields: Mapping[str, tuple[str, tuple[int, ...]]]) -> 
         case _:
             return None
     ids = np.broadcast_to(np.zeros((), np.uint8), (BLANK_IDS,))
-    return TokenStream(spec, ShardedIds([Shard(spec.path, ids)]), codec, ())
+    return TokenStream(spec, ShardedIds([HeldShard(spec.path, ids)]), codec, ())

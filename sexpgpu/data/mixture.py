@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sexpgpu.data.faults import TOO_SHORT, UNKNOWN_FIELD, count, fail
-from sexpgpu.data.loader import VALID, BatchSource, Fields, Loader, check_fields
+from sexpgpu.data.loader import VALID, BatchSource, Fields, Loader, View, check_fields
 from sexpgpu.data.permutation import mixed
-from sexpgpu.data.views import Streams, View, Windows, describe
+from sexpgpu.data.views import Streams, Windows, describe
 from sexpgpu.diagnostics import DiagnosticError
 
 BLOCK = 256
@@ -217,9 +217,7 @@ class Zipped:
         self.fields: Fields = {f"{a}.{x}": type for a, part in self.parts.items() for x, type in part.fields.items()}
         self.batches_per_epoch = min(part.batches_per_epoch for part in self.parts.values())
         self.padding: Mapping[str, str] = {
-            f"{a}.{prefix}": f"{a}.{valid}"
-            for a, part in self.parts.items()
-            for prefix, valid in part.padding.items()
+            f"{a}.{prefix}": f"{a}.{valid}" for a, part in self.parts.items() for prefix, valid in part.padding.items()
         }
         tokens = [part.tokens_per_batch for part in self.parts.values()]
         known = [n for n in tokens if n is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import zipfile
 from itertools import chain
+from mmap import mmap
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -25,7 +26,7 @@ from sexpgpu.data import (
     Windows,
     open_dataset,
 )
-from sexpgpu.data.ids import Shard, ShardedIds
+from sexpgpu.data.ids import FileShard, HeldShard, ShardedIds
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 
 
@@ -66,10 +67,11 @@ class TestText:
 
     @given(st.text(min_size=1))
     def test_encode_and_decode_are_inverse(self, content: str) -> None:
-        from sexpgpu.data.codec import ByteCodec, character_ids
+        from sexpgpu.data.codec import ByteCodec, characters_of
 
         content = content.replace("\r\n", "\n")
-        codec, (ids,) = character_ids([content])
+        codec = characters_of([content[:3], content[3:]])
+        (ids,) = codec.encode_all([content])
         assert codec.encode(content) == ids.tolist() and codec.decode(ids) == content
         assert ByteCodec().decode(ByteCodec().encode(content)) == content
 
@@ -183,11 +185,11 @@ class TestTokens:
     def test_shards_stay_on_disk(self, tmp_path: Path) -> None:
         write_llmc(tmp_path / "t.bin", list(range(100)))
         (shard,) = stream(TokensSpec("t.bin", 100), tmp_path).ids.shards
-        assert isinstance(shard.ids.base, np.memmap) and shard.header_bytes == 1024
+        assert isinstance(shard, FileShard) and shard.header_bytes == 1024
 
     @given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=6), st.data())
     def test_sharded_ids_read_like_one_array(self, pieces: list[list[int]], data: st.DataObject) -> None:
-        ids = ShardedIds([Shard(str(i), np.array(piece, dtype=np.uint8)) for i, piece in enumerate(pieces)])
+        ids = ShardedIds([HeldShard(str(i), np.array(piece, dtype=np.uint8)) for i, piece in enumerate(pieces)])
         whole = np.array(list(chain.from_iterable(pieces)), dtype=np.uint8)
         assert len(ids) == len(whole) and ids[:].tolist() == whole.tolist()
         cut = data.draw(st.slices(len(whole)))
@@ -264,8 +266,8 @@ class TestArrays:
         assert opened.schema == {name: (dtype, (2,)) for name, dtype in zip(stored, expected, strict=True)}
         batch = Loader("l", Rows(opened), 4).batch(0)
         for name, dtype in zip(stored, expected, strict=True):
-            for array in (opened.fields[name], batch[name]):
-                assert array.dtype == np.dtype(numpy_names[dtype]) and array.tolist() == stored[name].tolist()
+            assert batch[name].dtype == np.dtype(numpy_names[dtype])
+            assert batch[name].tolist() == stored[name].tolist()
             assert batch[name].flags.c_contiguous and batch[name].flags.writeable
 
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -274,14 +276,14 @@ class TestArrays:
         save(tmp_path / "a.npz", x=np.asfortranarray(x), y=y)  # type: ignore[operator]
         opened = arrays(ArraysSpec("a.npz"), tmp_path)
         assert len(opened) == 5
-        assert (opened.fields["x"] == x).all() and (opened.fields["y"] == y).all()
-        assert isinstance(opened.fields["x"].base, np.memmap) == (save is np.savez)
+        assert (opened.stored["x"] == x).all() and (opened.stored["y"] == y).all()
+        assert isinstance(opened.stored["x"].base, mmap) == (save is np.savez)
 
     def test_npy(self, tmp_path: Path) -> None:
         np.save(tmp_path / "x.npy", np.ones((3, 2), dtype="f4"))
         np.save(tmp_path / "y.npy", np.ones(3, dtype="i8"))
-        assert list(arrays(ArraysSpec("x.npy"), tmp_path).fields) == ["x"]
-        assert list(arrays(ArraysSpec("*.npy"), tmp_path).fields) == ["x", "y"]
+        assert list(arrays(ArraysSpec("x.npy"), tmp_path).schema) == ["x"]
+        assert list(arrays(ArraysSpec("*.npy"), tmp_path).schema) == ["x", "y"]
 
     def test_rows_disagree(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.ones(4))
