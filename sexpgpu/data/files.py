@@ -123,6 +123,7 @@ def read_text(path: Path) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     offset, lines, head = 0, 1, b""
+    begun = False
     held = ""  # a carriage return whose line feed may come
     for block in chain(read_blocks(path), (b"",)):
         head = head or block[:2]
@@ -133,8 +134,8 @@ def read_text(path: Path) -> Iterator[str]:
             at = offset - pending + error.start
             line = lines + error.object.count(b"\n", 0, error.start)
             _fail_not_utf8(path, error.object[error.start], at, line, head.startswith(UTF_16_MARKS))
-        if offset == 0:
-            text = text.removeprefix(BYTE_ORDER_MARK)
+        if text and not begun:
+            text, begun = text.removeprefix(BYTE_ORDER_MARK), True
         offset += len(block)
         lines += block.count(b"\n")
         held = "\r" if block and text.endswith("\r") else ""

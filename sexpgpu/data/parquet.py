@@ -106,6 +106,8 @@ def _array(
             _fail(path, f"the column `{name}` holds integers beyond i64", "write them as they fit, or as floats")
         values = values.astype(np.int64)
     if values.dtype.kind == "f":
+        if values.dtype.itemsize == 2:
+            values = values.astype(np.float32)
         _check_floats(spec, path, name, values, per_row)
         values = values.astype(np.float32)
     return values

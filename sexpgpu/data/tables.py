@@ -101,7 +101,7 @@ def _lines(blocks: Iterable[str]) -> Iterator[str]:
 
 def _check_header(path: Path, line: int, header: list[str]) -> None:
     if not header:
-        _fail_at(path, line, "there is no header: the first line names the columns")
+        _fail_at(path, line, "there is no header: the first line names the columns", "write one above the values")
     for name in header:
         if not name:
             _fail_at(path, line, "a column has no name")

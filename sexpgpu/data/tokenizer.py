@@ -34,6 +34,8 @@ from sexpgpu.data.tokenizer_process import LENGTHS
 ANSWER_S = 120.0
 """How long one answer may take; a request holds some mebibytes of text, which take seconds."""
 MAX_ANSWER_BYTES = 1 << 30
+MEMORY_BYTES = 4 << 30
+"""What the process may fill; the largest tokenizers take one gibibyte."""
 
 
 class TokenizerCodec:
@@ -135,7 +137,7 @@ class _Process:
         self._answer_s = answer_s
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", tokenizer_process.__file__],
+            [sys.executable, "-P", tokenizer_process.__file__, str(MEMORY_BYTES)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, _end, self._process)

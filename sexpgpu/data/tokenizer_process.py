@@ -19,7 +19,6 @@ from collections.abc import Callable
 from typing import Any, BinaryIO
 
 LENGTHS = struct.Struct("<QQ")
-MEMORY_BYTES = 8 << 30
 LARGEST_ID = (1 << 31) - 1
 UNKNOWN = "\ufffd"
 
@@ -141,9 +140,9 @@ def answer(opened: Opened | None, header: dict[str, Any], payload: bytes) -> tup
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Answer requests until there are no more. The argument of the program is how many bytes it may fill."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the business of the process that asks
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_DATA)[1]))
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     opened: Opened | None = None

@@ -24,6 +24,7 @@ from sexpgpu.data import (
     TokensSpec,
     TokenStream,
     Windows,
+    ids,
     open_dataset,
 )
 from sexpgpu.data.ids import FileShard, HeldShard, ShardedIds
@@ -203,6 +204,31 @@ class TestTokens:
             assert ids.windows(begins, length).tolist() == [whole[b : b + length].tolist() for b in begins]
         with pytest.raises(IndexError):
             ids[len(whole)]
+
+    def test_shards_that_are_too_large_to_hold_read_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        draw = np.random.default_rng(0)
+        whole = draw.integers(0, 60_000, 3000)
+        whole[:1000].astype("<u2").tofile(tmp_path / "t-0.bin")
+        write_llmc(tmp_path / "t-1.bin", whole[1000:1700].tolist(), 20240801, 7)
+        np.save(tmp_path / "t-2.npy", whole[1700:2500].astype(">i4"))
+        whole[2500:].astype("<u2").tofile(tmp_path / "t-3.bin")
+        held = stream(TokensSpec("t-*", 60_000), tmp_path)
+        assert held.ids[:].tolist() == whole.tolist()
+        monkeypatch.setattr(ids, "RESIDENT_BYTES", 0)
+        monkeypatch.setattr(ids, "FOUND_AT_ONCE", 100)
+        read = stream(TokensSpec("t-*", 60_000), tmp_path)
+        for length in (1, 7, 900):
+            for begins in (draw.integers(0, 3001 - length, 20), np.arange(0, 3001 - length, length)[:50]):
+                expected = np.stack([whole[b : b + length] for b in begins.tolist()])
+                for each in (held, read):
+                    np.testing.assert_array_equal(each.windows(begins, length), expected)
+        begins, lengths = draw.integers(0, 2900, 30), draw.integers(0, 100, 30)
+        rows = [each.ids.rows(begins, lengths, 100, 5) for each in (held, read)]
+        np.testing.assert_array_equal(*rows)
+        assert read.ids[990:1710].tolist() == whole[990:1710].tolist() and read.ids[-1] == whole[-1]
+        assert read.ids.find([int(whole[1234])]).tolist() == held.ids.find([int(whole[1234])]).tolist()
 
     def test_outside_the_vocabulary_at_opening(self, tmp_path: Path) -> None:
         write_llmc(tmp_path / "t.bin", [1, 2, 99, 3])
