@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -179,16 +180,14 @@ class Mixture:
         steps_M = numbers_M // self.per_step + 1
         at = np.arange(first * self.batch_size, (first + BLOCK) * self.batch_size, dtype=np.uint64)
         uniform_MB = ((mixed(at, self._key) >> np.uint64(11)) * 2.0**-53).reshape(BLOCK, self.batch_size)
-        bounds_S: NDArray[np.float64] | None = None
         choice_MB = np.full(uniform_MB.shape, -1, np.int64)
-        for i, step in enumerate(steps_M):
-            if i == 0 or step != steps_M[i - 1]:
-                try:
-                    bounds_S = self._bounds(int(step))
-                except DiagnosticError:
-                    bounds_S = None
-            if bounds_S is not None:
-                choice_MB[i] = np.searchsorted(bounds_S, uniform_MB[i], side="right")
+        alike: dict[tuple[float, ...], list[int]] = {}
+        for step in np.unique(steps_M).tolist():
+            alike.setdefault(tuple(self._weights(step)), []).append(step)
+        for steps in alike.values():
+            with suppress(DiagnosticError):
+                rows_M = np.isin(steps_M, steps)
+                choice_MB[rows_M] = np.searchsorted(self._bounds(steps[0]), uniform_MB[rows_M], side="right")
         return choice_MB
 
     def _bounds(self, step: int) -> NDArray[np.float64]:

@@ -243,7 +243,8 @@ def test_a_file_that_changes_or_goes_during_a_run(
     if kind != "arrays":
         loader.batch(1)  # of the other file
     found = fault(lambda: loader.batch(loader.batches_per_epoch - 1))
-    assert found.code == "E-DATA-007" and f"`{changed.name}` {'is gone' if change == 'gone' else 'changed'}" in found.message
+    said = "is gone" if change == "gone" else "changed"
+    assert found.code == "E-DATA-007" and f"`{changed.name}` {said}" in found.message
     assert "--resume latest" in found.help[0]
 
 

@@ -85,7 +85,7 @@ def packed(el: Elaborator, source: Any, *, length: Any = None, cut: Any = False)
         padding; and `valid`, (bool b).
     Form: (packed DATA :length n :cut false)
     Example:
-        (defdata stories (text "stories.txt" :by bytes :ends "\n"))
+        (defdata stories (text "stories.txt" :by bytes :ends "\\n"))
         (defloader train (packed stories :length 32) :batch 2 :shuffle true)
         (defmetric nll (tokens targets document mask)
           (let [x       (embed (param table (f32 256 16) (normal 0.02)) tokens)
