@@ -146,7 +146,8 @@ class Loader:
 
     def identity(self) -> list[Any]:
         """What the experiment's digest knows of this loader."""
-        return [repr(sorted(self.fields.items())), self.batch_size, self.shuffle, self.last, self.num_rows]
+        known = [repr(sorted(self.fields.items())), self.batch_size, self.shuffle, self.last, self.num_rows]
+        return [*known, "cut"] if isinstance(self.view, Packed) and self.view.cut else known
 
     def _epoch(self, number: int) -> Epoch:
         # The tuple is replaced whole, so another thread sees the old one or the new one; a lost entry is

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sexpgpu.data import ArraysSpec, Loader, Packed, Part, TextSpec, TokensSpec, TokenStream, open_dataset
+from sexpgpu.data.blank import blank
 from sexpgpu.data.codec import IdCodec
 from sexpgpu.data.ids import HeldShard, ShardedIds
 from sexpgpu.diagnostics import DiagnosticError
@@ -142,6 +143,22 @@ def test_faults(tmp_path: Path) -> None:
         assert found.code == code and words in found.message
     with pytest.raises(DiagnosticError, match="E-DATA-003"):
         Packed(stream([[1, 2]]), 0)
+
+
+def test_blank_data_is_packed_too() -> None:
+    """An editor checks a file whose data is missing; a source that does not say where documents end is at fault."""
+    for spec in (TextSpec("t"), TokensSpec("t", 9, 3)):
+        found = blank(spec, {})
+        assert found is not None and Packed(found, 8).num_rows == 2**21
+    nothing = blank(TokensSpec("t", 9), {})
+    assert nothing is not None
+    with pytest.raises(DiagnosticError, match="does not say where"):
+        Packed(nothing, 8)
+
+
+def test_the_digest_knows_whether_documents_are_cut() -> None:
+    whole, cut = (Loader("l", Packed(stream([[1, 2], [3, 4]]), 4, cut), 1).identity() for cut in (False, True))
+    assert whole != cut
 
 
 MODEL = """
