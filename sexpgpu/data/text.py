@@ -134,13 +134,14 @@ def _kept(text: Text, codec: Encoder, separator: str | None, keep: bool) -> tupl
         return _opened(text, ids_path, ends_path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _encode_into(ids_path, ends_path, codec, pieces(text.blocks(), separator, keep))
+        with _replacing(ids_path) as ids_file, _replacing(ends_path) as ends_file:
+            np.save(ends_file, _encode_into(ids_file, codec, pieces(text.blocks(), separator, keep)))
+            if source is not None:
+                source.check()  # else the name would lie
     except OSError as error:
         fail(DAMAGED, f"the tokens of `{text.name}` cannot be kept: {(error.strerror or str(error)).lower()}",
              help=("make room, or let `HOME` name a folder that can be written to",),
              notes=(f"they go into {folder}",))  # fmt: skip
-    if source is not None:
-        source.check()  # else the name would lie
     return _opened(text, ids_path, ends_path)
 
 
@@ -151,22 +152,21 @@ def _opened(text: Text, ids_path: Path, ends_path: Path) -> tuple[Shard, NDArray
     return FileShard(text.name, file, layout.dtype, layout.offset, layout.shape[0]), np.array(ends, np.int64)
 
 
-def _encode_into(ids_path: Path, ends_path: Path, codec: Encoder, texts: Iterable[tuple[str, bool]]) -> None:
-    """Write both files whole, or none of them; the ids last, which say that both are there."""
+def _encode_into(file: BinaryIO, codec: Encoder, texts: Iterable[tuple[str, bool]]) -> NDArray[np.int64]:
+    """Write the ids of all pieces as an `.npy`. The positions after each document, `[D]`."""
     dtype = np.dtype(np.uint16 if codec.vocabulary <= 1 << 16 else np.uint32)
     ends: list[int] = []
-    with _replacing(ids_path) as ids_file, _replacing(ends_path) as ends_file:
-        _write_header(ids_file, dtype, 0)
-        num_ids = 0
-        for batch in _batches(texts):
-            for ids, (_, is_end) in zip(codec.encode_all([piece for piece, _ in batch]), batch, strict=True):
-                ids_file.write(ids.astype(dtype).tobytes())
-                num_ids += len(ids)
-                if is_end:
-                    ends.append(num_ids)
-        ids_file.seek(0)
-        _write_header(ids_file, dtype, num_ids)  # as long as the first: NumPy leaves room for the count
-        np.save(ends_file, np.array(ends, np.int64))
+    num_ids = 0
+    _write_header(file, dtype, num_ids)
+    for batch in _batches(texts):
+        for ids, (_, is_end) in zip(codec.encode_all([piece for piece, _ in batch]), batch, strict=True):
+            file.write(ids.astype(dtype).tobytes())
+            num_ids += len(ids)
+            if is_end:
+                ends.append(num_ids)
+    file.seek(0)
+    _write_header(file, dtype, num_ids)  # as long as the first: NumPy leaves room for the count
+    return np.array(ends, np.int64)
 
 
 def _write_header(file: BinaryIO, dtype: np.dtype[Any], num_ids: int) -> None:
@@ -176,7 +176,7 @@ def _write_header(file: BinaryIO, dtype: np.dtype[Any], num_ids: int) -> None:
 
 @contextmanager
 def _replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file beside `path` that takes its place when all is written."""
+    """A file beside `path` that takes its place when all is written; of two, the first takes it last."""
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with beside.open("wb") as file:

@@ -28,7 +28,7 @@ from sexpgpu.data import tokenizer_process
 from sexpgpu.data.codec import checked_ids
 from sexpgpu.data.faults import DAMAGED, NOT_INSTALLED, fail
 from sexpgpu.data.files import find_files, read_bytes
-from sexpgpu.data.spec import TiktokenSpec, Tokenizer
+from sexpgpu.data.spec import TiktokenSpec, Tokenizer, TokenizerSpec
 from sexpgpu.data.tokenizer_process import LENGTHS
 
 ANSWER_S = 120.0
@@ -111,11 +111,14 @@ def open_tokenizer(spec: Tokenizer, base: Path) -> TokenizerCodec:
     """
     library = "tiktoken" if isinstance(spec, TiktokenSpec) else "tokenizers"
     need(library, "text", f"the tokenizer `{spec.path}`")
-    path = find_files(spec.path, base)[0]
+    path, *others = find_files(spec.path, base)
+    if others:
+        fail(DAMAGED, f"`{spec.path}` names {len(others) + 1} files, and a tokenizer is one",
+             help=("name one of them",))  # fmt: skip
     match spec:
         case TiktokenSpec(_, pattern, special):
             return TokenizerCodec(path, {"pattern": pattern, "special": [list(pair) for pair in special]})
-        case _:
+        case TokenizerSpec():
             return TokenizerCodec(path, {})
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import zipfile
 from itertools import chain
 from mmap import mmap
@@ -270,6 +272,16 @@ class TestTokens:
         write_llmc(tmp_path / "a.bin", [])
         (tmp_path / "b.bin").touch()
         assert fault(TokensSpec("*.bin", 50), tmp_path).code == "E-DATA-003"
+
+    def test_more_shards_than_files_may_be_open_at_first(self, tmp_path: Path) -> None:
+        for i in range(60):
+            np.full(7, i, dtype="<u2").tofile(tmp_path / f"t-{i:03}.bin")
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, before[1]))
+        try:
+            assert len(stream(TokensSpec("t-*.bin", 200), tmp_path)) == 420
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
     def test_many_shards(self, tmp_path: Path) -> None:
         for i in range(200):
