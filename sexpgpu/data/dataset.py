@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,9 +143,11 @@ class TokenStream:
         Shapes: `[D]`.
         Raises: E-DATA-003 (nothing says where a document ends, or no document ends so).
         """
-        if self._ends is not None:
-            return self._ends
         files = self.ids.shard_ends
+        if self._ends is not None:
+            if isinstance(self.spec.ends, str) and len(self._ends) <= len(files):
+                self._check_ends(self._ends, self.spec.ends)
+            return self._ends
         if self.spec.ends is None:
             if isinstance(self.spec, TextSpec):
                 return files
@@ -154,10 +156,20 @@ class TokenStream:
         sought = [self.spec.ends] if isinstance(self.spec.ends, int) else self.encode(self.spec.ends)
         found = self.ids.find(sought)
         if not len(found):
-            fail(TOO_SHORT, f"no document of `{self.name}` ends with {self.spec.ends!r}",
-                 help=("say by `:ends` what stands after each document",))  # fmt: skip
+            self._fail_endless()
         borders = files if isinstance(self.spec, TextSpec) else files[-1:]
         return np.union1d(found, borders)
+
+    def _check_ends(self, ends: NDArray[np.int64], separator: str) -> None:
+        """See that one of few documents ends with the separator, and not all with their files."""
+        longest = len(separator.encode())
+        tails = (self.decode(self.ids[max(0, end - longest) : end]) for end in ends.tolist())
+        if not any(tail.endswith(separator) for tail in tails):
+            self._fail_endless()
+
+    def _fail_endless(self) -> Never:
+        fail(TOO_SHORT, f"no document of `{self.name}` ends with {self.spec.ends!r}",
+             help=("say by `:ends` what stands after each document",))  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         """What the experiment's digest knows of this data: kind, and for each file name, bytes and sampled

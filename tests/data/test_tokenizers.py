@@ -102,6 +102,14 @@ class TestTexts:
         whole = stream(TextSpec("?.txt", by), tmp_path)
         assert whole.document_ends.tolist() == [ends[3], ends[4]] and whole.ids[:].tolist() == opened.ids[:].tolist()
 
+    @BOTH
+    def test_documents_that_nothing_ends(self, tmp_path: Path, by: Any) -> None:
+        (tmp_path / "a.txt").write_text("the one and the other")
+        with pytest.raises(DiagnosticError, match=r"E-DATA-003.*no document of `a.txt` ends with '!'"):
+            _ = stream(TextSpec("a.txt", by, "!"), tmp_path).document_ends
+        (tmp_path / "a.txt").write_text("the one!")
+        assert stream(TextSpec("a.txt", by, "!"), tmp_path).document_ends.tolist() == [6]
+
     def test_lines(self, tmp_path: Path) -> None:
         (tmp_path / "names.txt").write_bytes(b"the cat\r\n\r\nbo\r\nthe the the the end")
         lines = open_dataset(LinesSpec("names.txt", 4, JSON), tmp_path)
