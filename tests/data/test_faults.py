@@ -321,7 +321,8 @@ def test_a_run_that_meets_a_fault_ends_with_it(tmp_path: Path) -> None:
     """, x=x)  # fmt: skip
     with Trial(load_experiment(path)) as trial:
         trial.losses(6)
-        assert fault(trial.step).code == "E-DATA-009"
+        found = fault(trial.step)
+        assert found.code == "E-DATA-009" and found.span is not None and found.span.text.startswith("(defloader train")
 
 
 def test_the_page_lists_what_is_tested_here() -> None:
