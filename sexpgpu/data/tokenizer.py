@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import selectors
 import subprocess
@@ -140,7 +141,7 @@ class _Process:
         self._answer_s = answer_s
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
-            [sys.executable, "-P", tokenizer_process.__file__, str(MEMORY_BYTES)],
+            [sys.executable, "-P", tokenizer_process.__file__, str(MEMORY_BYTES), str(math.ceil(2 * answer_s))],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, _end, self._process)

@@ -140,17 +140,20 @@ def answer(opened: Opened | None, header: dict[str, Any], payload: bytes) -> tup
 
 
 def main() -> None:
-    """Answer requests until there are no more. The argument of the program is how many bytes it may fill."""
+    """Answer requests until there are no more. Arguments of the program: how many bytes it may fill, and after how many
+    seconds of one answer it ends, were there nobody left to end it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the business of the process that asks
     resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_DATA)[1]))
     source, sink = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     opened: Opened | None = None
     while (request := receive(source)) is not None:
+        signal.alarm(int(sys.argv[2]))
         try:
             opened, header, payload = answer(opened, *request)
         except BaseException as error:  # a panic of native code is none of Exception
             header, payload = {"error": str(error).strip() or type(error).__name__}, b""
+        signal.alarm(0)
         send(sink, header, payload)
 
 

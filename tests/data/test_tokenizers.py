@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sexpgpu.cli.main import main
 from sexpgpu.data import (
     Lines,
     LinesSpec,
@@ -29,9 +31,8 @@ from sexpgpu.data import (
 )
 from sexpgpu.data.tokenizer import TokenizerCodec
 from sexpgpu.diagnostics import DiagnosticError
-from sexpgpu.lang.load import load_experiment
 from tests.data.tokenizers import END, END_ID, PATTERN, tokenizer_json, write_tokenizers
-from tests.train.trial import Trial, write_experiment
+from tests.train.trial import write_experiment
 
 JSON = TokenizerSpec("tokenizer.json")
 RANKS = TiktokenSpec("ranks.tiktoken", PATTERN, ((END, END_ID),))
@@ -134,22 +135,27 @@ class TestTexts:
         with pytest.raises(DiagnosticError, match=r"E-DATA-002.*has 301 ids, and `:vocabulary` is 300"):
             stream(TokensSpec("t.bin", 300, by=JSON), tmp_path)
 
-    def test_a_prompt_and_a_sample_are_text(self, tmp_path: Path) -> None:
-        source = """
-            (defdata corpus (text "a.txt" :by (tokenizer "tokenizer.json")))
-            (defloader train (windows corpus :length 4) :batch 2)
-            (defmodel lm ((tokens (i32 _ _))) (embed (param w (f32 301 301) (normal 0.1)) tokens))
-            (defmetric nll (tokens targets) (mean (cross-entropy (lm tokens) targets)))
-            (def start (encode corpus "the <|end|>"))
-            (defmetric other () (measure ids (+ 0.0 (nth start 2))) (square (param v (f32) 1.0)))
-            (defupdate a :loss nll :loader train :optimizer (sgd :rate 0.1))
-            (defupdate b :loss other :optimizer (sgd :rate 0.1))
-            (defrun go :updates [a b] :steps 2)
-        """
+    @pytest.mark.parametrize("source", [
+        '(text "a.txt" :by (tokenizer "tokenizer.json"))',
+        f'(text "a.txt" :by (tiktoken "ranks.tiktoken" :pattern "\\\\s?\\\\w+|." :special ["{END}" {END_ID}]))',
+        '(tokens "t.bin" :vocabulary 301 :by (tokenizer "tokenizer.json"))',
+        '(lines "a.txt" :length 8 :by (tokenizer "tokenizer.json"))',
+    ])  # fmt: skip
+    def test_a_prompt_and_a_sample_are_text(self, tmp_path: Path, source: str) -> None:
+        """A generator that gives each token the one that follows it by number prints the texts of these."""
         (tmp_path / "a.txt").write_text("the end of the thing " * 20)
-        with Trial(load_experiment(write_experiment(tmp_path, source))) as trial:
-            found = trial.step()
-            assert np.isfinite(found["a"].loss)
+        np.full(99, 258, "<u2").tofile(tmp_path / "t.bin")
+        path = write_experiment(tmp_path, f"""
+            (defdata corpus {source})
+            (defmetric loss () (square (param w (f32) 1.0)))
+            (defgenerator show (:prompt (encode corpus "a")) :show corpus
+              :trips [t 3] :carry [last (nth prompt -1)]
+              (next :last (+ last 1) :emit (+ last 1)))
+            (defrun go :loss loss :optimizer (sgd :rate 0.1) :steps 2)
+        """)  # fmt: skip
+        for prompt, shown in (("a", "abcd"), ("th", "ththe the\ufffd")):
+            found = CliRunner().invoke(main, ["generate", str(path), "--checkpoint", "initial", "--prompt", prompt])
+            assert found.exit_code == 0 and found.stdout.strip("\n").endswith(shown), found.output
 
 
 class TestPieces:
