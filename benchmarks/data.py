@@ -19,6 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 VOCABULARY = 50304
 SHARD_BYTES = 1 << 30
 NEEDED = {"MB/s": 200.0, "MB": 200.0, "s": 0.5}
