@@ -151,7 +151,7 @@ class ShardedIds:
             return sliding_window_view(self._read(first, end), length)[begins_B - first]
         windows_BL = np.empty((len(begins_B), length), dtype=self.dtype)
         inside_B = first_B == last_B
-        for at in np.unique(first_B[inside_B]).tolist():
+        for at in sorted(set(first_B[inside_B].tolist())):
             shard = self.shards[at]
             rows = np.flatnonzero(inside_B & (first_B == at))
             if isinstance(shard, FileShard):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tiktoken
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,12 +33,12 @@ from sexpgpu.data import (
 )
 from sexpgpu.data.tokenizer import TokenizerCodec
 from sexpgpu.diagnostics import DiagnosticError
-from tests.data.tokenizers import END, END_ID, PATTERN, tokenizer_json, write_tokenizers
+from tests.data.tokenizers import END, END_ID, PATTERN, RANKS, tokenizer_json, write_tokenizers
 from tests.train.trial import write_experiment
 
 JSON = TokenizerSpec("tokenizer.json")
-RANKS = TiktokenSpec("ranks.tiktoken", PATTERN, ((END, END_ID),))
-BOTH = pytest.mark.parametrize("by", [JSON, RANKS], ids=["tokenizers", "tiktoken"])
+TIKTOKEN = TiktokenSpec("ranks.tiktoken", PATTERN, ((END, END_ID),))
+BOTH = pytest.mark.parametrize("by", [JSON, TIKTOKEN], ids=["tokenizers", "tiktoken"])
 
 
 @pytest.fixture(autouse=True)
@@ -88,7 +90,7 @@ class TestTexts:
         assert batch["tokens"].dtype == np.int32 and batch["tokens"][0].tolist() == ids[:4]
 
     def test_both_libraries_agree_on_what_python_carries(self, tmp_path: Path) -> None:
-        a, b = (stream(TextSpec("python:topics", by), tmp_path) for by in (JSON, RANKS))
+        a, b = (stream(TextSpec("python:topics", by), tmp_path) for by in (JSON, TIKTOKEN))
         np.testing.assert_array_equal(a.ids[:], b.ids[:])
         assert len(a) < len(text.python_topics().encode()) * 0.98 and a.decode(a.ids[:]) == text.python_topics()
 
@@ -123,7 +125,7 @@ class TestTexts:
 
     def test_the_identity_knows_the_tokenizer(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("the end")
-        seen = [json.dumps(stream(TextSpec("a.txt", by), tmp_path).identity()) for by in ("bytes", JSON, RANKS)]
+        seen = [json.dumps(stream(TextSpec("a.txt", by), tmp_path).identity()) for by in ("bytes", JSON, TIKTOKEN)]
         (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json(), indent=1))
         seen.append(json.dumps(stream(TextSpec("a.txt", JSON), tmp_path).identity()))
         assert len(set(seen)) == 4
@@ -156,6 +158,20 @@ class TestTexts:
         for prompt, shown in (("a", "abcd"), ("th", "ththe the\ufffd")):
             found = CliRunner().invoke(main, ["generate", str(path), "--checkpoint", "initial", "--prompt", prompt])
             assert found.exit_code == 0 and found.stdout.strip("\n").endswith(shown), found.output
+
+
+    def test_the_snippet_of_the_manual_writes_a_known_encoding(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        known = tiktoken.Encoding("gpt2", pat_str=PATTERN, mergeable_ranks=RANKS, special_tokens={END: END_ID})
+        monkeypatch.setattr(tiktoken, "get_encoding", {"gpt2": known}.__getitem__)
+        monkeypatch.chdir(tmp_path)
+        page = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text("utf-8")
+        (snippet,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+        exec(snippet, {})
+        assert capsys.readouterr().out == f"{PATTERN} {{'{END}': {END_ID}}}\n"
+        codec = TokenizerCodec(tmp_path / "gpt2.tiktoken", {"pattern": PATTERN, "special": [[END, END_ID]]})
+        assert codec.encode(f"in the end{END}") == known.encode(f"in the end{END}", allowed_special="all")
 
 
 class TestPieces:
@@ -195,7 +211,7 @@ class TestKept:
         assert len(asked) == 2
         (tmp_path / "c.txt").write_text("the One")
         stream(TextSpec("c.txt", JSON), tmp_path)
-        stream(TextSpec("c.txt", RANKS), tmp_path)
+        stream(TextSpec("c.txt", TIKTOKEN), tmp_path)
         stream(TextSpec("c.txt", JSON, "O"), tmp_path)
         assert asked[2:] == ["the One", "the One", "the O", "ne"]
 
@@ -343,7 +359,7 @@ class TestHostile:
 
 @pytest.mark.parametrize(
     ("library", "spec", "extra"),
-    [("tokenizers", TextSpec("a.txt", JSON), "text"), ("tiktoken", TextSpec("a.txt", RANKS), "text")],
+    [("tokenizers", TextSpec("a.txt", JSON), "text"), ("tiktoken", TextSpec("a.txt", TIKTOKEN), "text")],
 )
 def test_a_library_that_is_not_installed(
     tmp_path: Path, library: str, spec: Any, extra: str, monkeypatch: pytest.MonkeyPatch
