@@ -31,15 +31,20 @@ def line_fields(text: Encoded, length: int) -> dict[str, Any]:
         after = text.ids.find([fill])
         ends = np.union1d(after, text.ids.shard_ends)
         begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
-        stops = ends - np.isin(ends, after, assume_unique=True)
-        if isinstance(text.codec, ByteCodec) and len(stops):
-            last = text.ids[np.maximum(stops - 1, begins)]
-            stops = stops - ((last == RETURN) & np.isin(stops + 1, after) & (stops > begins))
+        stops = ends - _among(ends, after)
+        if isinstance(text.codec, ByteCodec):
+            stops -= _among(ends, text.ids.find([RETURN, fill]))
     whole = stops > begins
     begins, lengths = begins[whole], np.minimum(stops - begins, length)[whole].astype(np.int32)
     shape = (len(begins), length)
     tokens = LineTokens(text.ids, begins, lengths, fill, shape)
     return {"tokens": tokens, "mask": LineMask(lengths, shape), "length": lengths}
+
+
+def _among(ends: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of `ends` are among `some`; both ascend."""
+    at = np.searchsorted(some, ends)
+    return some[np.minimum(at, len(some) - 1)] == ends if len(some) else np.zeros(len(ends), np.bool_)
 
 
 @dataclass(frozen=True, eq=False)
