@@ -188,7 +188,7 @@ class TokenStream:
 
 def _known_by(by: By, codec: Codec) -> str:
     """What an identity says of a way to cut text."""
-    return by if isinstance(by, str) else str(getattr(codec, "key", ""))
+    return by if isinstance(by, str) else str(getattr(codec, "identity", ""))
 
 
 def _said(**facts: Any) -> dict[str, Any]:

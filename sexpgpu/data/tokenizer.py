@@ -42,8 +42,8 @@ MEMORY_BYTES = 4 << 30
 class TokenizerCodec:
     """Text to ids and back by the tokenizer of a file.
 
-    vocabulary: how many ids there are; more than the tokenizer has where token files say so. key: what decides the ids
-    of a text: the file, and the library with its version.
+    vocabulary: how many ids there are; more than the tokenizer has where token files say so. identity: a hash of the
+    file and of how it is read. key: what decides the ids of a text, the library's version too.
     """
 
     def __init__(self, path: Path, opening: dict[str, Any], answer_s: float = ANSWER_S) -> None:
@@ -52,8 +52,8 @@ class TokenizerCodec:
         self._process = _Process(answer_s)
         said, _ = self._ask({"do": "open", **opening}, content)
         self.vocabulary = int(said["vocabulary"])
-        facts = json.dumps([opening, said["version"]]).encode()
-        self.key = hashlib.sha256(facts + b"\0" + content).hexdigest()
+        self.identity = hashlib.sha256(json.dumps(opening).encode() + b"\0" + content).hexdigest()
+        self.key = f"{self.identity} {said['version']}"
 
     def widened(self, vocabulary: int) -> TokenizerCodec:
         """This codec, with the larger vocabulary that token files are read with.

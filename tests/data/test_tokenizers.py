@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiktoken
+import tokenizers
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
@@ -125,7 +126,10 @@ class TestTexts:
 
     def test_the_identity_knows_the_tokenizer(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text("the end")
+        codec = TokenizerCodec(tmp_path / "tokenizer.json", {})
+        assert codec.key == f"{codec.identity} tokenizers {tokenizers.__version__}"  # a newer one goes on with a run
         seen = [json.dumps(stream(TextSpec("a.txt", by), tmp_path).identity()) for by in ("bytes", JSON, TIKTOKEN)]
+        assert codec.identity in seen[1]
         (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json(), indent=1))
         seen.append(json.dumps(stream(TextSpec("a.txt", JSON), tmp_path).identity()))
         assert len(set(seen)) == 4
