@@ -65,9 +65,10 @@ launches and library calls, `sexpgpu.backend.kernels.cuda.print_step` prints the
 `sexpgpu.backend.cuda.session.CudaSession` captures and replays them.
 
 **10. Data.** `sexpgpu.data.dataset.open_dataset` opens what `defdata` names, `sexpgpu.data.views` cuts it
-into rows or windows, and `sexpgpu.data.loader.Loader` answers one question: which rows are batch number m?
-Streams, mixtures and zips, in `sexpgpu.data.mixture`, answer the same one.
-`sexpgpu.data.prefetch.Prefetcher` asks it ahead of time, on a thread.
+into rows or windows, `sexpgpu.data.packed` documents into rows, and `sexpgpu.data.loader.Loader` answers one
+question: which rows are batch number m? Streams, mixtures and zips, in `sexpgpu.data.mixture`, answer the same one.
+Files are opened in `sexpgpu.data.files`; in `sexpgpu.data.text` texts become ids, with tokenizers of others in a
+process of their own, `sexpgpu.data.tokenizer`. `sexpgpu.data.prefetch.Prefetcher` asks it ahead of time, on a thread.
 
 **11. The loop.** `sexpgpu.train.loop.Training` is the run: steps, and what is due between them. One step is
 `sexpgpu.train.loop.Stepper`: calls of phases, folded by `sexpgpu.train.folds`.

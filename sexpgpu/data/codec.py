@@ -1,9 +1,11 @@
-"""Text to token ids and back: one small frozen object for each way of cutting."""
+"""Text to token ids and back: one small object for each way of cutting; `tokenizer` has those of others."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +13,6 @@ from numpy.typing import NDArray
 from sexpgpu.data.faults import OUTSIDE_VOCABULARY, fail
 
 NUM_CODE_POINTS = 0x110000
-# Characters become 4-byte code points on the way to ids; a slice at a time keeps that copy small.
-CHARACTERS_AT_ONCE = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,22 @@ class CharacterCodec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_id_of", {character: i for i, character in enumerate(self.characters)})
+
+    @cached_property
+    def _ids(self) -> NDArray[np.integer]:
+        """The id of each code point, in the smallest unsigned type that holds them."""
+        ids = np.zeros(NUM_CODE_POINTS, np.min_scalar_type(max(0, self.vocabulary - 1)))
+        ids[_code_points(self.characters)] = np.arange(self.vocabulary, dtype=ids.dtype)
+        return ids
+
+    @property
+    def key(self) -> str:
+        """What decides the ids of a text."""
+        return f"characters {self.characters}"
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[np.integer]]:
+        """Ids of texts whose every character is among those of the data. Shapes: `[len(text)]` each."""
+        return [self._ids[_code_points(text)] for text in texts]
 
     @property
     def vocabulary(self) -> int:
@@ -108,7 +124,29 @@ class IdCodec:
         return " ".join(map(str, checked_ids(ids, self.vocabulary)))
 
 
-Codec = CharacterCodec | ByteCodec | IdCodec
+class Codec(Protocol):
+    """What is between texts and ids."""
+
+    @property
+    def vocabulary(self) -> int:
+        """How many ids there are."""
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text. Raises: E-DATA-004 (something that the vocabulary lacks)."""
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids. Raises: E-DATA-004 (an id outside the vocabulary)."""
+
+
+class Encoder(Codec, Protocol):
+    """A codec for whole files of text. key: what decides the ids of a text."""
+
+    @property
+    def key(self) -> str:
+        """See above."""
+
+    def encode_all(self, texts: Sequence[str]) -> list[NDArray[Any]]:
+        """Ids of each text, an unsigned array."""
 
 
 def checked_ids(ids: Iterable[int], vocabulary: int) -> list[int]:
@@ -127,29 +165,12 @@ def checked_ids(ids: Iterable[int], vocabulary: int) -> list[int]:
     return plain
 
 
-def character_ids(texts: Iterable[str]) -> tuple[CharacterCodec, list[NDArray[np.integer]]]:
-    """The codec of all texts together, and each text's ids in the smallest unsigned type that holds them.
-
-    Shapes: one array `[len(text)]` for each text.
-    """
-    texts = list(texts)
+def characters_of(blocks: Iterable[str]) -> CharacterCodec:
+    """The codec of all characters that stand in these blocks of text."""
     seen = np.zeros(NUM_CODE_POINTS, dtype=np.bool_)
-    for text in texts:
-        for begin in range(0, len(text), CHARACTERS_AT_ONCE):
-            seen[_code_points(text[begin : begin + CHARACTERS_AT_ONCE])] = True
-    present = np.flatnonzero(seen)
-    codec = CharacterCodec("".join(map(chr, present.tolist())))
-    dtype = np.min_scalar_type(max(0, len(present) - 1))
-    id_of = np.zeros(NUM_CODE_POINTS, dtype=dtype)
-    id_of[present] = np.arange(len(present), dtype=dtype)
-    arrays: list[NDArray[np.integer]] = []
-    for text in texts:
-        ids = np.empty(len(text), dtype=dtype)
-        for begin in range(0, len(text), CHARACTERS_AT_ONCE):
-            points = _code_points(text[begin : begin + CHARACTERS_AT_ONCE])
-            ids[begin : begin + len(points)] = id_of[points]
-        arrays.append(ids)
-    return codec, arrays
+    for block in blocks:
+        seen[_code_points(block)] = True
+    return CharacterCodec("".join(map(chr, np.flatnonzero(seen).tolist())))
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

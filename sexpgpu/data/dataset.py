@@ -10,21 +10,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Never
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sexpgpu.data.codec import ByteCodec, CharacterCodec, Codec, IdCodec, character_ids
-from sexpgpu.data.faults import DAMAGED, MISSING, ROWS_DISAGREE, TOO_SHORT, count, fail
-from sexpgpu.data.files import fail_unreadable, find_files, identify_bytes, identify_files, read_text
-from sexpgpu.data.ids import SAMPLED_IDS, Shard, ShardedIds, check_vocabulary
+from sexpgpu.data.codec import Codec, IdCodec
+from sexpgpu.data.faults import (
+    DAMAGED,
+    MISSING,
+    NOT_A_NUMBER,
+    ROWS_DISAGREE,
+    TOO_SHORT,
+    count,
+    fail,
+)
+from sexpgpu.data.files import DataFile, MappedFiles, find_files, identify_bytes, identify_files
+from sexpgpu.data.ids import SAMPLED_IDS, ShardedIds, check_vocabulary
 from sexpgpu.data.images import Images, open_images
-from sexpgpu.data.lines import read_lines
+from sexpgpu.data.lines import line_fields
 from sexpgpu.data.npy import map_npy, map_npz
+from sexpgpu.data.parquet import read_parquet
 from sexpgpu.data.spec import (
-    PYTHON_TOPICS,
     ArraysSpec,
+    By,
     DataSpec,
     ImagesSpec,
     LinesSpec,
@@ -33,9 +42,12 @@ from sexpgpu.data.spec import (
     TokensSpec,
 )
 from sexpgpu.data.tables import read_table
+from sexpgpu.data.text import Text, encode_texts, open_texts, python_topics
+from sexpgpu.data.tokenizer import open_tokenizer
 from sexpgpu.data.tokens import open_shard
 
-PYTHON_PREFIX = "python:"
+PYTHON_PREFIX, LINE_END = "python:", "\n"
+LARGEST_F32 = float(np.finfo(np.float32).max)
 # (kind, itemsize) as stored -> the type that a program sees; uint32 widens, since i32 would not hold it.
 STORED_TYPES: dict[tuple[str, int], str] = {
     ("f", 2): "f32",
@@ -61,16 +73,23 @@ NUMPY_TYPES: dict[str, np.dtype[Any]] = {
 class TokenStream:
     """One sequence of token ids, with the codec between ids and text.
 
-    Shapes: `ids` `[N]`, every id in 0 .. vocabulary - 1.
+    Shapes: `ids` `[N]`, every id in 0 .. vocabulary - 1. ends: the positions after each document, where opening the
+    data has found them.
     """
 
     def __init__(
-        self, spec: TextSpec | TokensSpec, ids: ShardedIds, codec: Codec, paths: tuple[Path, ...]
+        self,
+        spec: TextSpec | TokensSpec,
+        ids: ShardedIds,
+        codec: Codec,
+        paths: tuple[Path, ...],
+        ends: NDArray[np.int64] | None = None,
     ) -> None:
         self.spec = spec
         self.ids = ids
         self.codec = codec
         self.paths = paths
+        self._ends = ends
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -106,9 +125,51 @@ class TokenStream:
         Raises: E-DATA-004 (an id outside the vocabulary; names the file and the offset).
         """
         block_BL = self.ids.windows(begins_B, length)
-        if isinstance(self.codec, IdCodec):
+        if isinstance(self.spec, TokensSpec):
             check_vocabulary(self.ids, block_BL, begins_B, self.vocabulary)
         return block_BL
+
+    def run(self, begin: int, end: int) -> NDArray[np.integer]:
+        """The ids from `begin` up to `end`, checked as those of `windows`. Raises: as `windows`."""
+        ids = self.ids.run(begin, end)
+        if isinstance(self.spec, TokensSpec):
+            check_vocabulary(self.ids, ids[None], np.array([begin]), self.vocabulary)
+        return ids
+
+    @cached_property
+    def document_ends(self) -> NDArray[np.int64]:
+        """The positions after each document, ascending, the last one N. Looks at all ids, once.
+
+        Shapes: `[D]`.
+        Raises: E-DATA-003 (nothing says where a document ends, or no document ends so).
+        """
+        files = self.ids.shard_ends
+        if self._ends is not None:
+            if isinstance(self.spec.ends, str) and len(self._ends) <= len(files):
+                self._check_ends(self._ends, self.spec.ends)
+            return self._ends
+        if self.spec.ends is None:
+            if isinstance(self.spec, TextSpec):
+                return files
+            fail(TOO_SHORT, f"`{self.name}` does not say where a document ends",
+                 help=("name the id that ends one: `(tokens … :ends 50256)`",))  # fmt: skip
+        sought = [self.spec.ends] if isinstance(self.spec.ends, int) else self.encode(self.spec.ends)
+        found = self.ids.find(sought)
+        if not len(found):
+            self._fail_endless()
+        borders = files if isinstance(self.spec, TextSpec) else files[-1:]
+        return np.union1d(found, borders)
+
+    def _check_ends(self, ends: NDArray[np.int64], separator: str) -> None:
+        """See that one of few documents ends with the separator, and not all with their files."""
+        longest = len(separator.encode())
+        tails = (self.decode(self.ids[max(0, end - longest) : end]) for end in ends.tolist())
+        if not any(tail.endswith(separator) for tail in tails):
+            self._fail_endless()
+
+    def _fail_endless(self) -> Never:
+        fail(TOO_SHORT, f"no document of `{self.name}` ends with {self.spec.ends!r}",
+             help=("say by `:ends` what stands after each document",))  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         """What the experiment's digest knows of this data: kind, and for each file name, bytes and sampled
@@ -117,31 +178,44 @@ class TokenStream:
         Raises: E-DATA-002 (a file became unreadable).
         """
         match self.spec:
-            case TextSpec(path, by):
-                files = (
-                    identify_files(self.paths)
-                    if self.paths
-                    else [identify_bytes(path, python_topics().encode())]
-                )
-                return {"kind": "text", "by": by, "files": files}
-            case TokensSpec(_, vocabulary):
-                return {"kind": "tokens", "vocabulary": vocabulary, "files": identify_files(self.paths)}
+            case TextSpec(path, by, ends):
+                files = identify_files(self.paths) if self.paths else [identify_bytes(path, python_topics().encode())]
+                return {"kind": "text", "by": _known_by(by, self.codec), "files": files, **_said(ends=ends)}
+            case TokensSpec(_, vocabulary, ends, bits):
+                facts = _said(ends=ends, bits=None if bits == 16 else bits)
+                return {"kind": "tokens", "vocabulary": vocabulary, "files": identify_files(self.paths), **facts}
+
+
+def _known_by(by: By, codec: Codec) -> str:
+    """What an identity says of a way to cut text."""
+    return by if isinstance(by, str) else str(getattr(codec, "identity", ""))
+
+
+def _said(**facts: Any) -> dict[str, Any]:
+    """The facts that are not None: what a file does not say leaves no trace in its digest."""
+    return {name: fact for name, fact in facts.items() if fact is not None}
 
 
 class Arrays:
     """Named arrays whose leading axis counts rows.
 
-    Shapes: every array `[num_rows, …]`. `stored` keeps the arrays as they lie on disk; `schema` names the
-        type and
-    the row shape that a program sees; `take` gives rows in that type, and so do the whole arrays of `fields`.
+    Shapes: every array `[num_rows, …]`. `stored` keeps the arrays as they lie on disk, or what is read like them by
+    rows; `schema` names the type and the row shape that a program sees, and `take` gives rows in that type. files: the
+    mapped files of the arrays.
     """
 
     def __init__(
-        self, spec: ArraysSpec | TableSpec | LinesSpec, stored: dict[str, NDArray[Any]], paths: tuple[Path, ...]
+        self,
+        spec: ArraysSpec | TableSpec | LinesSpec,
+        stored: dict[str, Any],
+        paths: tuple[Path, ...],
+        files: Iterable[DataFile] = (),
     ) -> None:
         self.spec = spec
         self.stored = stored
         self.paths = paths
+        self._mapped = MappedFiles(files)
+        self._may_lack = not isinstance(spec, ArraysSpec) or spec.missing
         self.schema: dict[str, tuple[str, tuple[int, ...]]] = {
             name: (STORED_TYPES[array.dtype.kind, array.dtype.itemsize], array.shape[1:])
             for name, array in stored.items()
@@ -155,24 +229,36 @@ class Arrays:
         """The path as it was written."""
         return self.spec.path
 
-    @cached_property
-    def fields(self) -> dict[str, NDArray[Any]]:
-        """The whole arrays in the types of `schema`: mapped where stored so, else converted at first use.
-
-        Loaders convert a batch at a time and never need this.
-        """
-        return {
-            name: array.astype(NUMPY_TYPES[self.schema[name][0]], copy=False)
-            for name, array in self.stored.items()
-        }
-
     def take(self, name: str, rows_B: NDArray[np.int64]) -> NDArray[Any]:
         """Rows of one field in the type of its schema.
 
         Shapes: rows_B `[B]` → a new contiguous `[B, …]`.
+        Raises: E-DATA-007 (a file changed or is gone), E-DATA-009 (NaN that nobody expects, or beyond f32).
         """
+        stored = self.stored[name]
         dtype = NUMPY_TYPES[self.schema[name][0]]
-        return np.ascontiguousarray(self.stored[name][rows_B], dtype=dtype)
+        row_bytes = stored.dtype.itemsize * int(np.prod(stored.shape[1:]))
+        self._mapped.before(len(rows_B), len(rows_B) * row_bytes)
+        rows = stored[rows_B]
+        if dtype == np.float32 and not self._may_lack:
+            self._check_numbers(name, rows, rows_B)
+        return np.ascontiguousarray(rows, dtype=dtype)
+
+    def _check_numbers(self, name: str, rows: NDArray[Any], rows_B: NDArray[np.int64]) -> None:
+        fault = np.isnan(rows)
+        if rows.dtype.itemsize > 4:
+            fault |= np.isfinite(rows) & (np.abs(rows) > LARGEST_F32)
+        if not fault.any():
+            return
+        at, *place = np.argwhere(fault)[0].tolist()
+        where = f"row {int(rows_B[at])}" + (f", place {place}" if place else "")
+        value = rows[(at, *place)]
+        if np.isnan(value):
+            fail(NOT_A_NUMBER, f"`{self.name}`: the field `{name}` holds NaN in {where}",
+                 help=("say `:missing true` where NaN stands for what is missing, and let the metric choose with "
+                       "`(where (is-finite x) …)`", "else write the data again without it"))  # fmt: skip
+        fail(NOT_A_NUMBER, f"`{self.name}`: the field `{name}` holds {value:g} in {where}, beyond what f32 holds",
+             help=("scale the data, or write it again without it",))  # fmt: skip
 
     def identity(self) -> dict[str, Any]:
         """What the experiment's digest knows of this data: kind, and for each file name, bytes and sampled
@@ -182,18 +268,20 @@ class Arrays:
         """
         files = identify_files(self.paths)
         match self.spec:
-            case ArraysSpec():
-                return {"kind": "arrays", "files": files}
-            case TableSpec(_, categories, columns):
-                return {"kind": "table", "categories": categories, "columns": columns, "files": files}
+            case ArraysSpec(_, missing):
+                return {"kind": "arrays", "files": files, **_said(missing=missing or None)}
+            case TableSpec(_, categories, columns, missing):
+                facts = _said(missing=missing or None)
+                return {"kind": "table", "categories": categories, "columns": columns, "files": files, **facts}
             case LinesSpec(_, length, by):
-                return {"kind": "lines", "length": length, "by": by, "files": files}
+                known = _known_by(by, getattr(self, "codec", IdCodec(0)))
+                return {"kind": "lines", "length": length, "by": known, "files": files}
 
 
 class Lines(Arrays):
-    """Lines of text as arrays, with the codec between ids and text. Shapes: see `lines.read_lines`."""
+    """Lines of text as arrays, with the codec between ids and text. Shapes: see `lines.line_fields`."""
 
-    def __init__(self, spec: LinesSpec, stored: dict[str, NDArray[Any]], paths: tuple[Path, ...], codec: Codec) -> None:
+    def __init__(self, spec: LinesSpec, stored: dict[str, Any], paths: tuple[Path, ...], codec: Codec) -> None:
         super().__init__(spec, stored, paths)
         self.codec = codec
 
@@ -219,25 +307,29 @@ def open_dataset(spec: DataSpec, base: Path) -> Dataset:
 
     Raises: E-DATA-001 (missing), E-DATA-002 (damaged, unreadable, not UTF-8), E-DATA-003 (empty),
         E-DATA-004 (an id outside the vocabulary in a sampled place, a word outside its categories), E-DATA-005 (a
-        column that there is not), E-DATA-006 (arrays whose rows disagree).
+        column that there is not), E-DATA-006 (arrays whose rows disagree), E-DATA-008 (a library is not installed).
     """
     match spec:
-        case TextSpec(by="characters"):
-            return _open_characters(spec, base)
-        case TextSpec():
-            return _open_bytes(spec, base)
+        case TextSpec(path, by, ends):
+            texts = open_texts(path, base)
+            found = encode_texts(texts, by, base, ends)
+            return _stream(spec, found.ids, found.codec, _paths(texts), found.ends)
         case TokensSpec():
             return _open_tokens(spec, base)
         case ArraysSpec():
             return _open_arrays(spec, base)
-        case TableSpec():
-            paths = find_files(spec.path, base)
-            stored = read_table(spec, paths)
-            return _with_rows(Arrays(spec, stored, paths))
-        case LinesSpec():
-            paths = find_files(spec.path, base)
-            codec, stored = read_lines(spec, paths)
-            return _with_rows(Lines(spec, stored, paths, codec))
+        case TableSpec(path):
+            paths = find_files(path, base)
+            kinds = {path.suffix == ".parquet" for path in paths}
+            if len(kinds) > 1:
+                fail(DAMAGED, f"`{path}` names Parquet and other files", help=("name the files of one kind",))
+            return _with_rows(Arrays(spec, (read_parquet if kinds == {True} else read_table)(spec, paths), paths))
+        case LinesSpec(path, length, by):
+            if path.startswith(PYTHON_PREFIX):
+                fail(MISSING, f"`{path}` is read by `text`, not by lines", help=(f'(text "{path}")',))
+            texts = open_texts(path, base)
+            found = encode_texts(texts, by, base, LINE_END, keep=False)
+            return _with_rows(Lines(spec, line_fields(found, length), _paths(texts), found.codec))
         case ImagesSpec():
             return open_images(spec, base)
 
@@ -248,50 +340,14 @@ def _with_rows(arrays: Arrays) -> Arrays:
     return arrays
 
 
-def python_topics() -> str:
-    """The help texts of the running Python, sorted by topic, with a blank line between."""
-    from pydoc_data.topics import topics
-
-    return "\n\n".join(topics[topic] for topic in sorted(topics))
-
-
-def _text_files(spec: TextSpec, base: Path) -> tuple[Path, ...]:
-    if spec.path == PYTHON_TOPICS:
-        return ()
-    if spec.path.startswith(PYTHON_PREFIX):
-        fail(MISSING, f"Python carries no text `{spec.path}`", help=(f"there is a `{PYTHON_TOPICS}`",))
-    return find_files(spec.path, base)
-
-
-def _open_characters(spec: TextSpec, base: Path) -> TokenStream:
-    paths = _text_files(spec, base)
-    codec, arrays = character_ids([read_text(path) for path in paths] if paths else [python_topics()])
-    names = [path.name for path in paths] or [spec.path]
-    return _stream(spec, [Shard(name, ids) for name, ids in zip(names, arrays, strict=True)], codec, paths)
-
-
-def _open_bytes(spec: TextSpec, base: Path) -> TokenStream:
-    paths = _text_files(spec, base)
-    if not paths:
-        content = np.frombuffer(python_topics().encode("utf-8"), dtype=np.uint8)
-        return _stream(spec, [Shard(spec.path, content)], ByteCodec(), paths)
-    shards = []
-    for path in paths:
-        try:
-            ids = (
-                np.memmap(path, dtype=np.uint8, mode="r").view(np.ndarray)
-                if path.stat().st_size
-                else np.empty(0, dtype=np.uint8)
-            )
-        except OSError as error:
-            fail_unreadable(path, error)
-        shards.append(Shard(path.name, ids))
-    return _stream(spec, shards, ByteCodec(), paths)
+def _paths(texts: list[Text]) -> tuple[Path, ...]:
+    return tuple(text.path for text in texts if text.path is not None)
 
 
 def _open_tokens(spec: TokensSpec, base: Path) -> TokenStream:
     paths = find_files(spec.path, base)
-    stream = _stream(spec, [open_shard(path) for path in paths], IdCodec(spec.vocabulary), paths)
+    codec = IdCodec(spec.vocabulary) if spec.by is None else open_tokenizer(spec.by, base).widened(spec.vocabulary)
+    stream = _stream(spec, ShardedIds([open_shard(path, spec.bits) for path in paths]), codec, paths)
     for begin in stream.ids.sampled():
         run_1L = stream.ids[begin : begin + SAMPLED_IDS][None]
         check_vocabulary(stream.ids, run_1L, np.array([begin]), spec.vocabulary)
@@ -299,20 +355,24 @@ def _open_tokens(spec: TokensSpec, base: Path) -> TokenStream:
 
 
 def _stream(
-    spec: TextSpec | TokensSpec, shards: list[Shard], codec: Codec, paths: tuple[Path, ...]
+    spec: TextSpec | TokensSpec,
+    ids: ShardedIds,
+    codec: Codec,
+    paths: tuple[Path, ...],
+    ends: NDArray[np.int64] | None = None,
 ) -> TokenStream:
-    ids = ShardedIds(shards)
     if not len(ids):
         _fail_empty(spec.path, paths)
-    return TokenStream(spec, ids, codec, paths)
+    return TokenStream(spec, ids, codec, paths, ends)
 
 
 def _open_arrays(spec: ArraysSpec, base: Path) -> Arrays:
     paths = find_files(spec.path, base)
     stored: dict[str, NDArray[Any]] = {}
     owner: dict[str, str] = {}
-    for path in paths:
-        for name, array in _arrays_of(path).items():
+    files = [DataFile(path) for path in paths]
+    for path, file in zip(paths, files, strict=True):
+        for name, array in _arrays_of(file).items():
             if name in stored:
                 fail(
                     DAMAGED,
@@ -323,23 +383,21 @@ def _open_arrays(spec: ArraysSpec, base: Path) -> Arrays:
     if not stored:
         _fail_empty(spec.path, paths)
     _check_arrays(spec, stored)
-    return Arrays(spec, stored, paths)
+    return Arrays(spec, stored, paths, files)
 
 
-def _arrays_of(path: Path) -> dict[str, NDArray[Any]]:
+def _arrays_of(file: DataFile) -> dict[str, NDArray[Any]]:
+    path = file.path
     match path.suffix:
         case ".npy":
-            return {path.stem: map_npy(path)}
+            return {path.stem: map_npy(file)}
         case ".npz":
-            return map_npz(path)
+            return map_npz(file)
         case _:
             fail(
                 DAMAGED,
                 f"`{path.name}` is neither `.npz` nor `.npy`",
-                help=(
-                    "write arrays with `numpy.savez`; "
-                    "read text with `(text …)` and token ids with `(tokens …)`",
-                ),
+                help=("write arrays with `numpy.savez`; read text with `(text …)` and token ids with `(tokens …)`",),
             )
 
 
@@ -363,28 +421,17 @@ def _check_arrays(spec: ArraysSpec, stored: dict[str, NDArray[Any]]) -> None:
         fail(
             ROWS_DISAGREE,
             f"the fields of `{spec.path}` differ in rows: {listed}",
-            help=(
-                "the first axis of every field counts the same rows; "
-                "store other arrays in a file of their own",
-            ),
+            help=("the first axis of every field counts the same rows; store other arrays in a file of their own",),
         )
     if not all(num_rows.values()):
         fail(TOO_SHORT, f"`{spec.path}` has no rows")
 
 
 def _fail_empty(written: str, paths: tuple[Path, ...]) -> None:
-    headline = (
-        f"`{written}` is empty" if len(paths) <= 1 else f"all {len(paths)} files of `{written}` are empty"
-    )
+    headline = f"`{written}` is empty" if len(paths) <= 1 else f"all {len(paths)} files of `{written}` are empty"
     fail(
         TOO_SHORT,
         headline,
         help=("check the step that writes it",),
         notes=tuple(f"the file is {p}" for p in paths[:3]),
     )
-
-
-__all__ = [
-    "Arrays", "ByteCodec", "CharacterCodec", "Dataset", "Images", "Lines", "TokenStream", "open_dataset",
-    "python_topics",
-]  # fmt: skip

@@ -12,6 +12,9 @@ TOO_SHORT = "E-DATA-003"
 OUTSIDE_VOCABULARY = "E-DATA-004"
 UNKNOWN_FIELD = "E-DATA-005"
 ROWS_DISAGREE = "E-DATA-006"
+CHANGED = "E-DATA-007"
+NOT_INSTALLED = "E-DATA-008"
+NOT_A_NUMBER = "E-DATA-009"
 
 
 def fail(code: str, message: str, *, help: tuple[str, ...] = (), notes: tuple[str, ...] = ()) -> Never:

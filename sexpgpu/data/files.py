@@ -1,17 +1,30 @@
-"""From a written path to files on disk, and from files to the identity that an experiment's digest holds."""
+"""From a written path to files on disk, what is in them, and the identity that an experiment's digest holds.
+
+Every file of data is opened here: `read_bytes`, `read_blocks` and `read_text` give what is in one, `DataFile` reads
+parts of one, and `open_file` hands one to a library.
+"""
 
 from __future__ import annotations
 
+import codecs
+import errno
 import glob
 import hashlib
 import io
+import mmap
 import os
-from collections.abc import Sequence
-from itertools import islice
+import resource
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, Never
+from typing import Any, BinaryIO, Literal, Never
 
-from sexpgpu.data.faults import DAMAGED, MISSING, fail
+import numpy as np
+from numpy.typing import NDArray
+
+from sexpgpu.data.faults import CHANGED, DAMAGED, MISSING, fail
 from sexpgpu.diagnostics import nearest
 
 BLOCK_BYTES = 64 * 1024
@@ -19,6 +32,13 @@ MAX_MIDDLE_BLOCKS = 16
 # Bounds what an identity reads from a data set of thousands of shards (64 MiB beside each file's two ends).
 MAX_MIDDLE_BLOCKS_OF_A_SET = 1024
 MAX_NAMES_COMPARED = 10_000
+READ_BYTES = 1 << 20
+BYTE_ORDER_MARK = "\ufeff"
+RESIDENT_BYTES = 64 << 20
+"""So much of a data set may lie in memory: smaller ones whole, of larger ones what was read last."""
+FILLED_AROUND_BYTES = 2 << 20
+"""What the system may map around a place that is read."""
+UTF_16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 def find_files(written: str, base: Path) -> tuple[Path, ...]:
@@ -64,41 +84,191 @@ def _fail_missing(written: str, folders: Sequence[Path]) -> Never:
     fail(MISSING, headline, help=tuple(help), notes=tuple(f"looked in {folder}" for folder in looked))
 
 
+def open_file(path: Path) -> BinaryIO:
+    """The file, open for reading.
+
+    Raises: E-DATA-002 (unreadable).
+    """
+    try:
+        return path.open("rb")
+    except OSError as error:
+        fail_unreadable(path, error)
+
+
 def read_bytes(path: Path) -> bytes:
     """The whole file.
 
     Raises: E-DATA-002 (unreadable).
     """
+    return b"".join(read_blocks(path))
+
+
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """The file, `READ_BYTES` at a time.
+
+    Raises: E-DATA-002 (unreadable).
+    """
     try:
-        return path.read_bytes()
+        with open_file(path) as file:
+            while block := file.read(READ_BYTES):
+                yield block
     except OSError as error:
         fail_unreadable(path, error)
 
 
-def read_text(path: Path) -> str:
-    """The whole file as text: UTF-8, a byte order mark dropped, CRLF read as LF.
+def read_text(path: Path) -> Iterator[str]:
+    """The file as text, a block at a time: UTF-8, a byte order mark dropped, CRLF read as LF.
 
     Raises: E-DATA-002 (unreadable, or not UTF-8; names line and offset).
     """
-    content = read_bytes(path)
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    offset, lines, head = 0, 1, b""
+    begun = False
+    held = ""  # a carriage return whose line feed may come
+    for block in chain(read_blocks(path), (b"",)):
+        head = head or block[:2]
+        pending = len(decoder.getstate()[0])
+        try:
+            text = held + decoder.decode(block, final=not block)
+        except UnicodeDecodeError as error:
+            at = offset - pending + error.start
+            line = lines + error.object.count(b"\n", 0, error.start)
+            _fail_not_utf8(path, error.object[error.start], at, line, head.startswith(UTF_16_MARKS))
+        if text and not begun:
+            text, begun = text.removeprefix(BYTE_ORDER_MARK), True
+        offset += len(block)
+        lines += block.count(b"\n")
+        held = "\r" if block and text.endswith("\r") else ""
+        text = text.removesuffix(held).replace("\r\n", "\n")
+        if text:
+            yield text
+
+
+def _fail_not_utf8(path: Path, byte: int, offset: int, line: int, utf16: bool) -> Never:
+    fail(
+        DAMAGED,
+        f"`{path.name}` is not UTF-8: byte 0x{byte:02x} at offset {offset} (line {line})",
+        help=(
+            "it looks like UTF-16: save it as UTF-8, or read it `:by bytes`"
+            if utf16
+            else "save it as UTF-8, or read it `:by bytes`",
+        ),
+        notes=(f"the file is {path}",),
+    )
+
+
+class DataFile:
+    """An open file, of which a batch reads what it needs: by place, or as an array that lies in it.
+
+    A file that is cut while it is mapped would kill the process at the next read, and one that is written to would give
+    other data than the run began with; `check` tells both before a batch is read, unless the file is not `watched`.
+
+    Raises: E-DATA-002 (unreadable).
+    """
+
+    def __init__(self, path: Path, watched: bool = True) -> None:
+        self.path = path
+        self.watched = watched
+        try:
+            self._descriptor = _opened(path)
+            status = os.fstat(self._descriptor)
+        except OSError as error:
+            fail_unreadable(path, error)
+        weakref.finalize(self, os.close, self._descriptor)
+        self.num_bytes = status.st_size
+        self._stamp = _stamp(status)
+
+    @cached_property
+    def _map(self) -> mmap.mmap:
+        return mmap.mmap(self._descriptor, 0, access=mmap.ACCESS_READ)
+
+    def array(self, dtype: Any, offset: int, shape: tuple[int, ...], order: Literal["C", "F"] = "C") -> NDArray[Any]:
+        """An array that lies in the file from byte `offset` on, mapped; it is for reading only."""
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.ndarray(shape, dtype, self._map, offset, order=order)
+
+    def read_rows(self, bytes_BN: NDArray[np.uint8], offsets: Sequence[int]) -> None:
+        """Fill each row with what stands from its offset on. Raises: as `read_into`."""
+        wanted, descriptor, read = bytes_BN.shape[1], self._descriptor, os.preadv
+        for row_N, offset in zip(bytes_BN, offsets, strict=True):
+            if read(descriptor, [row_N], offset) != wanted:
+                self.read_into(row_N, offset)
+
+    def read_into(self, bytes_N: NDArray[np.uint8], offset: int) -> None:
+        """Fill an array with what stands from byte `offset` on.
+
+        Raises: E-DATA-002 (the file ends before, or cannot be read), E-DATA-007 (it was cut).
+        """
+        at = 0
+        while at < len(bytes_N):
+            rest: Any = bytes_N[at:]
+            try:
+                found = os.preadv(self._descriptor, [rest], offset + at)
+            except OSError as error:
+                fail_unreadable(self.path, error)
+            if not found:
+                self.check()
+                fail(DAMAGED, f"`{self.path.name}` ends at byte {offset + at:,}, before {len(bytes_N) - at:,} more",
+                     help=("copy or write it again",), notes=(f"the file is {self.path}",))  # fmt: skip
+            at += found
+
+    def check(self) -> None:
+        """See that the file is still what was opened. Raises: E-DATA-007 (it changed or is gone)."""
+        if not self.watched:
+            return
+        try:
+            now = _stamp(os.stat(self.path))
+        except OSError as error:
+            fail(CHANGED, f"`{self.path.name}` is gone: {(error.strerror or str(error)).lower()}",
+                 help=("put it back as it was and go on with `--resume latest`",),
+                 notes=(f"the file is {self.path}",))  # fmt: skip
+        if now != self._stamp:
+            was, size = self.num_bytes, now[0]
+            how = f"it had {was:,} bytes and has {size:,}" if was != size else f"its {was:,} bytes were written again"
+            fail(CHANGED, f"`{self.path.name}` changed while it was read: {how}",
+                 help=("put it back as it was and go on with `--resume latest`, or begin a run with the new data",),
+                 notes=(f"the file is {self.path}",))  # fmt: skip
+
+    def release(self) -> None:
+        """Let go of the memory that reading of arrays has filled; the next read fills it again."""
+        if "_map" in self.__dict__:
+            self._map.madvise(mmap.MADV_DONTNEED)
+
+
+class MappedFiles:
+    """The mapped files of a data set: checked before each batch, and let go of when `RESIDENT_BYTES` may be filled."""
+
+    def __init__(self, files: Iterable[DataFile]) -> None:
+        self._files = tuple(files)
+        self._is_large = sum(file.num_bytes for file in self._files) > RESIDENT_BYTES
+        self._filled_bytes = 0
+
+    def before(self, num_places: int, num_bytes: int) -> None:
+        """Call it before `num_bytes` are read, in `num_places`. Raises: E-DATA-007 (a file changed or is gone)."""
+        for file in self._files:
+            file.check()
+        self._filled_bytes += num_bytes + num_places * FILLED_AROUND_BYTES
+        if self._is_large and self._filled_bytes > RESIDENT_BYTES:
+            for file in self._files:
+                file.release()
+            self._filled_bytes = 0
+
+
+def _opened(path: Path) -> int:
     try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        # Positions count from after a byte order mark, which the error's own object shows.
-        at = error.start + len(content) - len(error.object)
-        line = content.count(b"\n", 0, at) + 1
-        utf16 = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-        fail(
-            DAMAGED,
-            f"`{path.name}` is not UTF-8: byte 0x{content[at]:02x} at offset {at} (line {line})",
-            help=(
-                "it looks like UTF-16: save it as UTF-8, or read it `:by bytes`"
-                if utf16
-                else "save it as UTF-8, or read it `:by bytes`",
-            ),
-            notes=(f"the file is {path}",),
-        )
-    return text.replace("\r\n", "\n")
+        return os.open(path, os.O_RDONLY)
+    except OSError as error:
+        # A set of a thousand shards needs more open files than the system gives at first.
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if error.errno != errno.EMFILE or soft == hard:
+            raise
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        return os.open(path, os.O_RDONLY)
+
+
+def _stamp(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ino, status.st_dev
 
 
 def fail_unreadable(path: Path, error: OSError) -> Never:

@@ -6,7 +6,8 @@ them fit in `KEPT_BYTES`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Never
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sexpgpu.data.faults import DAMAGED, TOO_SHORT, fail
-from sexpgpu.data.files import find_files, identify_files, sampled_offsets
+from sexpgpu.data.files import find_files, identify_files, open_file, sampled_offsets
 from sexpgpu.data.spec import ImagesSpec
 
 SUFFIXES = (".png", ".ppm", ".pgm", ".pnm", ".jpg", ".jpeg")
@@ -101,7 +102,7 @@ class Images:
                     plain = plain.resize((width, height))
                 return np.asarray(plain, np.uint8).reshape(height, width, self.spec.channels)
             except (OSError, SyntaxError, ValueError) as error:
-                _fail_damaged(path, error)
+                _fail_damaged(path, str(error))
 
     def _check(self, path: Path, size: tuple[int, int]) -> None:
         if self.spec.size is None and size != self._size:
@@ -134,13 +135,19 @@ def open_images(spec: ImagesSpec, base: Path) -> Images:
     return Images(spec, found)
 
 
-def _opened(path: Path) -> Any:
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     from PIL import Image, UnidentifiedImageError
 
-    try:
-        return Image.open(path)
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        _fail_damaged(path, error)
+    with open_file(path) as file:
+        try:
+            picture = Image.open(file)
+        except UnidentifiedImageError:
+            _fail_damaged(path, "it is of no kind that Pillow knows")
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            _fail_damaged(path, str(error))
+        with picture:
+            yield picture
 
 
 def _size(path: Path) -> tuple[int, int]:
@@ -149,6 +156,6 @@ def _size(path: Path) -> tuple[int, int]:
         return picture.height, picture.width
 
 
-def _fail_damaged(path: Path, error: Exception) -> Never:
-    reason = (str(error).splitlines() or ["it is damaged"])[0].replace(str(path), path.name)
+def _fail_damaged(path: Path, said: str) -> Never:
+    reason = (said.splitlines() or ["it is damaged"])[0]
     fail(DAMAGED, f"`{path.name}` cannot be read as a picture: {reason}", notes=(f"the file is {path}",))

@@ -1,45 +1,88 @@
-"""Lines: a text file of which every line is an example.
+"""Lines: a text of which every line is an example, cut out of its ids when a batch asks.
 
-Flow: `dataset.open_dataset` makes `Lines` of what this reads.
+Flow: `dataset.open_dataset` makes `Lines` of these fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sexpgpu.data.codec import ByteCodec, CharacterCodec, character_ids
-from sexpgpu.data.files import read_bytes, read_text
-from sexpgpu.data.spec import LinesSpec
+from sexpgpu.data.codec import ByteCodec
+from sexpgpu.data.ids import ShardedIds
+from sexpgpu.data.text import Encoded
 
-END = "\n"
+LINE_END, RETURN = "\n", ord("\r")
 
 
-def read_lines(spec: LinesSpec, paths: Sequence[Path]) -> tuple[CharacterCodec | ByteCodec, dict[str, NDArray[Any]]]:
-    """The codec, and the fields: `tokens` i32 `[N, length]`, `mask` bool `[N, length]`, true where a token of the line
-    stands, `length` i32 `[N]`, how many do. What a line does not fill holds line ends, which every vocabulary has.
-
-    Raises: E-DATA-002 (unreadable, not UTF-8).
+def line_fields(text: Encoded, length: int) -> dict[str, Any]:
+    """The fields of the lines that are not empty: `tokens` i32 `[N, length]`, `mask` bool `[N, length]`, true where a
+    token of the line stands, `length` i32 `[N]`, how many do. What a line does not fill holds line ends, which every
+    vocabulary has; the 0 where a tokenizer may not know them.
     """
-    codec: CharacterCodec | ByteCodec
-    ids: NDArray[np.integer]
-    if spec.by == "bytes":
-        whole = b"".join(read_bytes(path).replace(b"\r\n", b"\n") + b"\n" for path in paths)
-        codec, ids = ByteCodec(), np.frombuffer(whole, np.uint8)
+    if text.ends is not None:  # a tokenizer's lines, without their ends
+        fill, stops = 0, text.ends
+        begins = np.concatenate([np.zeros(1, np.int64), stops[:-1]])[: len(stops)]
     else:
-        codec, (ids,) = character_ids(["".join(read_text(path) + END for path in paths)])
-    (end,) = codec.encode(END)
-    ends = np.flatnonzero(ids == end)
-    begins = np.concatenate([[0], ends[:-1] + 1])
-    lengths = (ends - begins)[ends > begins]
-    begins = begins[ends > begins]
-    lengths = np.minimum(lengths, spec.length).astype(np.int32)
-    mask_NT = np.arange(spec.length) < lengths[:, None]
-    tokens_NT = np.full(mask_NT.shape, end, ids.dtype)
-    for row, begin, length in zip(tokens_NT, begins.tolist(), lengths.tolist(), strict=True):
-        row[:length] = ids[begin : begin + length]
-    return codec, {"tokens": tokens_NT, "mask": mask_NT, "length": lengths}
+        (fill,) = text.codec.encode(LINE_END)
+        after = text.ids.find([fill])
+        ends = np.union1d(after, text.ids.shard_ends)
+        begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(ends)]
+        stops = ends - _among(ends, after)
+        if isinstance(text.codec, ByteCodec):
+            stops -= _among(ends, text.ids.find([RETURN, fill]))
+    whole = stops > begins
+    begins, lengths = begins[whole], np.minimum(stops - begins, length)[whole].astype(np.int32)
+    shape = (len(begins), length)
+    tokens = LineTokens(text.ids, begins, lengths, fill, shape)
+    return {"tokens": tokens, "mask": LineMask(lengths, shape), "length": lengths}
+
+
+def _among(ends: NDArray[np.int64], some: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Which of `ends` are among `some`; both ascend."""
+    at = np.searchsorted(some, ends)
+    return some[np.minimum(at, len(some) - 1)] == ends if len(some) else np.zeros(len(ends), np.bool_)
+
+
+@dataclass(frozen=True, eq=False)
+class LineTokens:
+    """Read by rows like an array `[N, length]`: the ids of lines that begin at `begins` `[N]`, filled up."""
+
+    ids: ShardedIds
+    begins: NDArray[np.int64]
+    lengths: NDArray[np.int32]
+    fill: int
+    shape: tuple[int, int]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the ids."""
+        return self.ids.dtype
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows_B: NDArray[np.int64]) -> NDArray[Any]:
+        return self.ids.rows(self.begins[rows_B], self.lengths[rows_B], self.shape[1], self.fill)
+
+
+@dataclass(frozen=True, eq=False)
+class LineMask:
+    """Read by rows like an array `[N, length]`: true where a token of the line stands."""
+
+    lengths: NDArray[np.int32]
+    shape: tuple[int, int]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """bool."""
+        return np.dtype(np.bool_)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows_B: NDArray[np.int64]) -> NDArray[Any]:
+        return np.arange(self.shape[1]) < self.lengths[rows_B][:, None]

@@ -17,14 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sexpgpu.data.faults import TOO_SHORT, UNKNOWN_FIELD, count, fail
+from sexpgpu.data.packed import Packed
 from sexpgpu.data.permutation import Order, draw_order, epoch_generator
-from sexpgpu.data.views import View, Windows, describe
+from sexpgpu.data.views import Rows, Windows, describe
 from sexpgpu.diagnostics import nearest
 
 VALID = "valid"
 # Training and an evaluation may read one loader in turn, each in an epoch of its own.
 EPOCHS_KEPT = 2
 
+View = Rows | Windows | Packed
+"""How a data set becomes rows of a batch."""
 
 Fields = dict[str, tuple[str, tuple[int, ...]]]
 """Type and shape of each field of a batch."""
@@ -99,7 +102,7 @@ class Loader:
         self.num_rows = view.num_shuffled_rows if shuffle else view.num_rows
         self.batches_per_epoch = _batches_per_epoch(self)
         self.padding: Mapping[str, str] = {"": VALID} if last == "pad" else {}
-        self.tokens_per_batch = batch * view.length if isinstance(view, Windows) else None
+        self.tokens_per_batch = batch * view.length if isinstance(view, Windows | Packed) else None
         self.fields: Fields = {
             **{field: (dtype, (batch, *shape)) for field, (dtype, shape) in view.fields.items()},
             VALID: ("bool", (batch,)),
@@ -143,7 +146,8 @@ class Loader:
 
     def identity(self) -> list[Any]:
         """What the experiment's digest knows of this loader."""
-        return [repr(sorted(self.fields.items())), self.batch_size, self.shuffle, self.last, self.num_rows]
+        known = [repr(sorted(self.fields.items())), self.batch_size, self.shuffle, self.last, self.num_rows]
+        return [*known, "cut"] if isinstance(self.view, Packed) and self.view.cut else known
 
     def _epoch(self, number: int) -> Epoch:
         # The tuple is replaced whole, so another thread sees the old one or the new one; a lost entry is
@@ -196,13 +200,10 @@ def _batches_per_epoch(loader: Loader) -> int:
     if loader.last == "pad":
         return -(-num_rows // batch)
     if num_rows < batch:
-        shorter = (
-            f", shorten `:length` (now {loader.view.length})" if isinstance(loader.view, Windows) else ""
-        )
+        shorter = f", shorten `:length` (now {loader.view.length})" if isinstance(loader.view, Windows) else ""
         fail(
             TOO_SHORT,
-            f"the loader `{loader.name}` wants batches of {count(batch, noun)}, and {what} has "
-            f"{count(num_rows, noun)}",
+            f"the loader `{loader.name}` wants batches of {count(batch, noun)}, and {what} has {count(num_rows, noun)}",
             help=(f"give `:batch` at most {num_rows}{shorter}, use more data, or fill up with `:last pad`",),
         )
     if loader.last == "error" and num_rows % batch:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sexpgpu.data.faults import TOO_SHORT, UNKNOWN_FIELD, count, fail
-from sexpgpu.data.loader import VALID, BatchSource, Fields, Loader, check_fields
+from sexpgpu.data.loader import VALID, BatchSource, Fields, Loader, View, check_fields
 from sexpgpu.data.permutation import mixed
-from sexpgpu.data.views import Streams, View, Windows, describe
+from sexpgpu.data.views import Streams, Windows, describe
 from sexpgpu.diagnostics import DiagnosticError
 
 BLOCK = 256
@@ -179,16 +180,14 @@ class Mixture:
         steps_M = numbers_M // self.per_step + 1
         at = np.arange(first * self.batch_size, (first + BLOCK) * self.batch_size, dtype=np.uint64)
         uniform_MB = ((mixed(at, self._key) >> np.uint64(11)) * 2.0**-53).reshape(BLOCK, self.batch_size)
-        bounds_S: NDArray[np.float64] | None = None
         choice_MB = np.full(uniform_MB.shape, -1, np.int64)
-        for i, step in enumerate(steps_M):
-            if i == 0 or step != steps_M[i - 1]:
-                try:
-                    bounds_S = self._bounds(int(step))
-                except DiagnosticError:
-                    bounds_S = None
-            if bounds_S is not None:
-                choice_MB[i] = np.searchsorted(bounds_S, uniform_MB[i], side="right")
+        alike: dict[tuple[float, ...], list[int]] = {}
+        for step in np.unique(steps_M).tolist():
+            alike.setdefault(tuple(self._weights(step)), []).append(step)
+        for steps in alike.values():
+            with suppress(DiagnosticError):
+                rows_M = np.isin(steps_M, steps)
+                choice_MB[rows_M] = np.searchsorted(self._bounds(steps[0]), uniform_MB[rows_M], side="right")
         return choice_MB
 
     def _bounds(self, step: int) -> NDArray[np.float64]:
@@ -217,9 +216,7 @@ class Zipped:
         self.fields: Fields = {f"{a}.{x}": type for a, part in self.parts.items() for x, type in part.fields.items()}
         self.batches_per_epoch = min(part.batches_per_epoch for part in self.parts.values())
         self.padding: Mapping[str, str] = {
-            f"{a}.{prefix}": f"{a}.{valid}"
-            for a, part in self.parts.items()
-            for prefix, valid in part.padding.items()
+            f"{a}.{prefix}": f"{a}.{valid}" for a, part in self.parts.items() for prefix, valid in part.padding.items()
         }
         tokens = [part.tokens_per_batch for part in self.parts.values()]
         known = [n for n in tokens if n is not None]

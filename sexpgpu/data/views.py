@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from sexpgpu.data.dataset import Arrays, Dataset, Images, TokenStream
+from sexpgpu.data.dataset import Arrays, Dataset, TokenStream
 from sexpgpu.data.faults import DAMAGED, TOO_SHORT, UNKNOWN_FIELD, count, fail
+from sexpgpu.data.images import Images
 
 
 @dataclass(frozen=True)
@@ -224,9 +225,7 @@ class Windows:
         stream, begin, _ = self._bounds
         window_BU = stream.windows(rows_B * self.length + (begin + offset), self.length + 1)  # U = T + 1
         cut = {"tokens": window_BU[:, :-1], "targets": window_BU[:, 1:]}
-        return {
-            name: np.ascontiguousarray(ids_BT, dtype=np.int32) for name, ids_BT in cut.items() if name in only
-        }
+        return {name: np.ascontiguousarray(ids_BT, dtype=np.int32) for name, ids_BT in cut.items() if name in only}
 
 
 @dataclass(frozen=True)
@@ -247,6 +246,3 @@ class Streams:
     def fields(self) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Type and row shape of each field."""
         return Windows(self.source, self.length).fields
-
-
-View = Rows | Windows

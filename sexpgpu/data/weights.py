@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sexpgpu.data.faults import DAMAGED, fail
-from sexpgpu.data.files import fail_unreadable, find_files, identify_files
+from sexpgpu.data.files import DataFile, fail_unreadable, find_files, identify_files
 from sexpgpu.data.npy import map_npz
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -60,7 +60,7 @@ def open_weights(written: str, base: Path) -> WeightFiles:
 def _arrays_of(path: Path) -> dict[str, StoredArray]:
     match path.suffix:
         case ".npz":
-            found = map_npz(path)
+            found = map_npz(DataFile(path))
             return {name: StoredArray(a.shape, _is_float(a.dtype), partial(np.asarray, a)) for name, a in found.items()}
         case ".safetensors":
             return _safetensors(path)

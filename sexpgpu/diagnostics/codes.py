@@ -298,6 +298,24 @@ _DATA = (
         "the fields or sources that one loader reads together have different numbers of rows",
         "give them the same number of rows, or read them with two loaders",
     ),
+    (
+        "E-DATA-007",
+        "data changed during a run",
+        "a file of data was written to, cut, replaced or removed while it was read",
+        "put the file back as it was and go on with `--resume latest`, or begin a run with the new data",
+    ),
+    (
+        "E-DATA-008",
+        "library not installed",
+        "a data source is read by a library that is not installed: tokenizers, tiktoken or pyarrow",
+        "install the extra that the message names",
+    ),
+    (
+        "E-DATA-009",
+        "not a number in the data",
+        "an array holds NaN, or a number beyond what f32 holds, in a row that a batch reads",
+        "say `:missing true` where NaN stands for what is missing, or write the data without it",
+    ),
 )
 
 _RUNNING = (

@@ -5,12 +5,14 @@ Flow: `load.load_experiment` makes it; `train.phases` turns it into a `Program`,
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from numpy.typing import NDArray
+
 from sexpgpu.data import BatchSource, Dataset
-from sexpgpu.diagnostics import Diagnostic
+from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Graph, Value
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.averages import Average
@@ -183,7 +185,10 @@ class Run:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A file, elaborated with one variant and its overrides. included: the texts of files that it includes, by path."""
+    """A file, elaborated with one variant and its overrides.
+
+    included: the texts of files that it includes, by path. loader_spans: where each loader stands.
+    """
 
     path: str
     text: str
@@ -201,7 +206,16 @@ class Experiment:
     schedule: Schedule
     variants: tuple[str, ...]
     warnings: tuple[Diagnostic, ...] = ()
+    loader_spans: Mapping[str, Span] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)
+
+    def batch(self, loader: str, m: int, fields: Collection[str]) -> dict[str, NDArray[Any]]:
+        """Global microbatch m of a loader. Raises E-DATA-… as the loader does, at the place of the loader."""
+        try:
+            return self.loaders[loader].batch(m, fields)
+        except DiagnosticError as error:
+            span = self.loader_spans.get(loader)
+            raise DiagnosticError([replace(d, span=d.span or span) for d in error.diagnostics]) from None
 
     @property
     def num_parameters(self) -> int:

@@ -211,6 +211,7 @@ class _Loading(FormReader):
             self.el.world.parameters, self.el.world.states, averages, weights,
             self.loaders, self.module.datasets, evaluations, generators, self.el.schedule,
             tuple(self.module.variants), tuple(self._warnings(run, evaluations.values())),
+            {name: declared.span for name, declared in self.module.loaders.items()},
         )  # fmt: skip
 
     def _scope(self, declared: Declared) -> Scope:

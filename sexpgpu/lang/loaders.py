@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.data import BatchSource, Loader, Mixture, Rows, StreamLoader, Streams, Windows, Zipped
+from sexpgpu.data import BatchSource, Loader, Mixture, Packed, Rows, StreamLoader, Streams, Windows, Zipped
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Graph
 from sexpgpu.ir.text import graph_text
@@ -53,10 +53,10 @@ class LoaderMaker(FormReader):
         if zipped(form) is not None:
             return self._zip(declared, form)
         view = self._eval(form)
-        if not isinstance(view, Rows | Windows | Streams | Mix):
+        if not isinstance(view, Rows | Windows | Packed | Streams | Mix):
             self._fail("E-TYPE-006", f"{kind_of(view)} is no view of data", form.span,
-                       help="(rows S), (windows S :length n), (streams S :length n), (mix [VIEW W …]) or "
-                       "(zip [a L …])")  # fmt: skip
+                       help="(rows S), (windows S :length n), (packed S :length n), (streams S :length n), "
+                       "(mix [VIEW W …]) or (zip [a L …])")  # fmt: skip
         if "batch" not in declared.keyed:
             self._fail("E-FORM-004", f"the loader `{declared.name}` needs `:batch`", declared.span)
         batch = self._integer(declared, "batch", 1, 1)

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
 
-from sexpgpu.data import ArraysSpec, DataSpec, ImagesSpec, LinesSpec, TableSpec, TextSpec, TokensSpec
+from sexpgpu.data import (
+    ArraysSpec,
+    By,
+    DataSpec,
+    ImagesSpec,
+    LinesSpec,
+    TableSpec,
+    TextSpec,
+    TiktokenSpec,
+    Tokenizer,
+    TokenizerSpec,
+    TokensSpec,
+)
 from sexpgpu.diagnostics import nearest
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.parts import options, pairs, test
@@ -13,10 +24,10 @@ from sexpgpu.lang.scope import Scope
 from sexpgpu.syntax import Form, List, String, Symbol, Vector
 
 KINDS: Mapping[str, tuple[str, ...]] = {
-    "text": ("by",),
-    "tokens": ("vocabulary",),
-    "arrays": (),
-    "table": ("categories", "columns"),
+    "text": ("by", "ends"),
+    "tokens": ("vocabulary", "ends", "bits", "by"),
+    "arrays": ("missing",),
+    "table": ("categories", "columns", "missing"),
     "lines": ("length", "by"),
     "images": ("size", "channels"),
 }
@@ -36,9 +47,7 @@ def data_spec(el: Elaborator, source: List, scope: Scope) -> DataSpec:
     plain, keyed = options(el, source.items[1:], KINDS[kind], kind)
     if len(plain) != 1:
         el.fail("E-FORM-001", f'data is named by one path: ({kind} "PATH" …)', source.span)
-    path = el.eval(plain[0], scope)
-    if not isinstance(path, str):
-        el.fail("E-TYPE-006", "a path is a string", plain[0].span)
+    path = _string(el, plain[0], scope, "a path")
 
     def size(key: str, what: str) -> int:
         if key not in keyed:
@@ -47,32 +56,93 @@ def data_spec(el: Elaborator, source: List, scope: Scope) -> DataSpec:
 
     match kind:
         case "arrays":
-            return ArraysSpec(path)
+            return ArraysSpec(path, _missing(el, keyed.get("missing"), scope))
         case "tokens":
-            return TokensSpec(path, size("vocabulary", "the number of distinct ids"))
+            vocabulary = size("vocabulary", "the number of distinct ids")
+            ends = size("ends", "") if "ends" in keyed else None
+            if ends is not None and ends >= vocabulary:
+                el.fail("E-TYPE-005", f"`:ends` is an id below {vocabulary}", keyed["ends"].span)
+            bits = size("bits", "") if "bits" in keyed else 16
+            if bits not in (16, 32):
+                el.fail("E-TYPE-005", "`:bits` of an id are 16 or 32", keyed["bits"].span)
+            tokenizer = _tokenizer(el, keyed["by"], scope) if "by" in keyed else None
+            return TokensSpec(path, vocabulary, ends, bits, tokenizer)
         case "table":
             columns = tuple(_name(el, item) for item in _items(el, keyed["columns"])) if "columns" in keyed else None
-            return TableSpec(path, _categories(el, keyed.get("categories"), scope), columns)
+            missing = _missing(el, keyed.get("missing"), scope)
+            return TableSpec(path, _categories(el, keyed.get("categories"), scope), columns, missing)
         case "lines":
             length = size("length", "the number of tokens of a row")
             if length < 1:
                 el.fail("E-TYPE-005", "a line holds at least one token", keyed["length"].span)
-            return LinesSpec(path, length, _by(el, keyed.get("by")))
+            return LinesSpec(path, length, _by(el, keyed.get("by"), scope))
         case "images":
             channels = size("channels", "") if "channels" in keyed else 3
             if channels not in (1, 3):
                 el.fail("E-TYPE-005", "`:channels` is 3, or 1 for grey", keyed["channels"].span)
             return ImagesSpec(path, _picture_size(el, keyed.get("size"), scope), channels)
-    return TextSpec(path, _by(el, keyed.get("by")))
+    return TextSpec(path, _by(el, keyed.get("by"), scope), _ends(el, keyed.get("ends"), scope))
 
 
-def _by(el: Elaborator, form: Form | None) -> Literal["characters", "bytes"]:
+def _by(el: Elaborator, form: Form | None, scope: Scope) -> By:
     match form:
         case None | Symbol(name="characters"):
             return "characters"
         case Symbol(name="bytes"):
             return "bytes"
-    el.fail("E-FORM-003", "`:by` is characters or bytes", form.span)
+    return _tokenizer(el, form, scope)
+
+
+def _tokenizer(el: Elaborator, form: Form, scope: Scope) -> Tokenizer:
+    """(tokenizer PATH), or (tiktoken PATH :pattern P :special [TEXT ID …])."""
+    match form:
+        case List(items=(Symbol(name="tokenizer" | "tiktoken" as kind), *rest)):
+            keys = () if kind == "tokenizer" else ("pattern", "special")
+            plain, keyed = options(el, rest, keys, kind)
+            if len(plain) != 1:
+                el.fail("E-FORM-001", f'a tokenizer is named by one path: ({kind} "PATH")', form.span)
+            path = _string(el, plain[0], scope, "a path")
+            if kind == "tokenizer":
+                return TokenizerSpec(path)
+            if "pattern" not in keyed:
+                el.fail("E-FORM-004", "`tiktoken` needs `:pattern`, the expression that cuts text", form.span)
+            pattern = _string(el, keyed["pattern"], scope, "`:pattern`")
+            return TiktokenSpec(path, pattern, _special(el, keyed.get("special"), scope))
+    el.fail("E-FORM-003", "`:by` is characters, bytes or a tokenizer", form.span,
+            help='(tokenizer "tokenizer.json") or (tiktoken "ranks.tiktoken" :pattern "…")')  # fmt: skip
+
+
+def _special(el: Elaborator, form: Form | None, scope: Scope) -> tuple[tuple[str, int], ...]:
+    found: dict[str, int] = {}
+    for text_form, id_form in pairs(el, form, "`:special`") if form is not None else ():
+        text = _string(el, text_form, scope, "a special token")
+        if text in found:
+            el.fail("E-NAME-002", f"`{text}` stands twice in `:special`", text_form.span)
+        found[text] = el.size(el.eval(id_form, scope), id_form.span)
+    return tuple(found.items())
+
+
+def _string(el: Elaborator, form: Form, scope: Scope, what: str) -> str:
+    value = el.eval(form, scope)
+    if not isinstance(value, str):
+        el.fail("E-TYPE-006", f"{what} is a string", form.span)
+    return value
+
+
+def _ends(el: Elaborator, form: Form | None, scope: Scope) -> str | None:
+    if form is None:
+        return None
+    ends = _string(el, form, scope, "`:ends` of a text")
+    if not ends:
+        el.fail("E-TYPE-005", "`:ends` is the text that ends a document, at least one character", form.span)
+    return ends
+
+
+def _missing(el: Elaborator, form: Form | None, scope: Scope) -> bool:
+    missing = el.eval(form, scope) if form is not None else False
+    if not isinstance(missing, bool):
+        el.fail("E-TYPE-006", "`:missing` is true or false", form.span if form is not None else None)
+    return missing
 
 
 def _items(el: Elaborator, form: Form) -> tuple[Form, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from sexpgpu.data import Part, Rows, Streams, Windows
+from sexpgpu.data import Packed, Part, Rows, Streams, Windows
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import TensorType
 from sexpgpu.source import Span
@@ -214,7 +214,7 @@ def kind_of(value: object) -> str:
             return "`_`"
         case Part():
             return "a part of data"
-        case Rows() | Windows() | Streams():
+        case Rows() | Windows() | Packed() | Streams():
             return "a view of data"
         case Mix():
             return "a mixture of views"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from sexpgpu.data import Arrays, BatchSource, Loader, Mixture, Rows, Zipped
+from sexpgpu.data import Arrays, BatchSource, Fields, Loader, Mixture, Packed, Rows, Zipped
 from sexpgpu.data.views import resolve
 from sexpgpu.diagnostics import Diagnostic, Label
 from sexpgpu.lang.bindings import bindings_of
@@ -102,29 +102,33 @@ def unread_fields(
                 whose = f"`{prefix[:-1]}` of the loader `{name}`" if prefix else f"the loader `{name}`"
                 help = "take a field as a parameter of the metric, or leave the loader out"
                 yield Diagnostic("W-DATA-001", f"no metric reads a field of {whose}", span, help=(help,))
-        for prefix, arrays in _arrays(loader):
-            for field, (dtype, _) in arrays.schema.items():
-                if dtype == "bool" and field not in taken and (id(arrays), field) not in told:
-                    told.add((id(arrays), field))
+        for prefix, origin, known, otherwise in _masked(loader):
+            for field, (dtype, shape) in known.items():
+                if dtype == "bool" and field not in taken and (origin, field) not in told:
+                    told.add((origin, field))
+                    axes = " _" * (1 + len(shape))
                     yield Diagnostic(
                         "W-DATA-001", f"no metric reads the field `{field}` of the loader `{name}`, a mask", span,
-                        help=(f"take it as a parameter, ({prefix}{field} (bool _)), or write the data without it",),
+                        help=(f"take it as a parameter, ({prefix}{field} (bool{axes})), {otherwise}",),
                     )  # fmt: skip
 
 
-def _arrays(loader: BatchSource, prefix: str = "") -> Iterator[tuple[str, Arrays]]:
-    """The arrays whose rows a loader gives, and the prefix of their fields."""
+def _masked(loader: BatchSource, prefix: str = "") -> Iterator[tuple[str, int, Fields, str]]:
+    """Where masks may be among the fields of a loader: the prefix of these fields, what they come from, they, and what
+    to do with a mask that is not wanted."""
     match loader:
         case Zipped():
             for name, part in loader.parts.items():
-                yield from _arrays(part, f"{prefix}{name}.")
+                yield from _masked(part, f"{prefix}{name}.")
         case Mixture():
             for part in loader.sources:
-                yield from _arrays(part, prefix)
+                yield from _masked(part, prefix)
         case Loader(view=Rows() as view):
             dataset, _, _ = resolve(view.source)
             if isinstance(dataset, Arrays):
-                yield prefix, dataset
+                yield prefix, id(dataset), dataset.schema, "or write the data without it"
+        case Loader(view=Packed() as view) if view.filled < 1:
+            yield prefix, id(view), view.fields, "which is false in padding"
 
 
 def too_large_to_try(world: World, module: Module) -> Iterator[Diagnostic]:

@@ -101,13 +101,15 @@ class OpenedData:
 
     def dataset(self, spec: DataSpec, base: Path, make: Callable[[], Dataset]) -> Dataset:
         """The data set of `spec`; `make` opens it."""
-        return self._fresh((spec, base, Path.cwd()), spec.path, base, make)
+        tokenizer = getattr(getattr(spec, "by", None), "path", None)
+        written = (spec.path,) if tokenizer is None else (spec.path, tokenizer)
+        return self._fresh((spec, base, Path.cwd()), written, base, make)
 
     def weights(self, written: str, base: Path, make: Callable[[], WeightFiles]) -> WeightFiles:
         """Published weights; `make` opens them."""
-        return self._fresh((written, base, Path.cwd()), written, base, make)
+        return self._fresh((written, base, Path.cwd()), (written,), base, make)
 
-    def _fresh(self, key: tuple[Any, ...], written: str, base: Path, make: Callable[[], Any]) -> Any:
+    def _fresh(self, key: tuple[Any, ...], written: Sequence[str], base: Path, make: Callable[[], Any]) -> Any:
         known = self._known.get(key)
         if known is not None and known[0] == _stamp(written, base):
             return known[1]
@@ -116,12 +118,11 @@ class OpenedData:
         return made
 
 
-def _stamp(written: str, base: Path) -> Stamp:
-    """Names, times and sizes of the files of a path; none for a text that Python carries."""
-    if written.startswith("python:"):
-        return ()
+def _stamp(written: Sequence[str], base: Path) -> Stamp:
+    """Names, times and sizes of the files of these paths; none for a text that Python carries."""
     try:
-        return tuple((str(p), (s := os.stat(p)).st_mtime_ns, s.st_size) for p in find_files(written, base))
+        paths = [p for each in written if not each.startswith("python:") for p in find_files(each, base)]
+        return tuple((str(p), (s := os.stat(p)).st_mtime_ns, s.st_size) for p in paths)
     except (DiagnosticError, OSError):
         return (("", 0, 0),)
 

@@ -42,7 +42,8 @@ def run_evaluation(
         for first in range(0, num_batches, CHUNK):
             calls = []
             for m in range(first, min(first + CHUNK, num_batches)):
-                batch = {} if loader is None else loader.batch(m, objective.fields)
+                named = evaluation.loader
+                batch = {} if named is None else experiment.batch(named, m, objective.fields)
                 known = {**host, **{f"batch.{name}": value for name, value in batch.items()}}
                 known["stream"] = np.asarray(stream_key(experiment.run.seed, f"eval {evaluation.name}", m))
                 for name, trip in order:

@@ -148,13 +148,13 @@ class Stepper:
     def _batch(self, update: Update, step: int) -> dict[str, Array]:
         """The next k microbatches of the update's loader; a thread, begun at `step`, keeps those after them ready."""
         assert update.loader is not None
-        loader, k = self.experiment.loaders[update.loader], self.assembly.stacking
+        loader, k = update.loader, self.assembly.stacking
         fields, num_per_step = update.objective.fields, update.times * self.experiment.run.microbatches
 
         def make(index: int) -> dict[str, Array]:
             nth, j = divmod(index * k, num_per_step)
             first = (_due_step(update, nth) - 1) * num_per_step + j
-            parts = [loader.batch(first + i, fields) for i in range(k)]
+            parts = [self.experiment.batch(loader, first + i, fields) for i in range(k)]
             return parts[0] if k == 1 else {n: np.stack([p[n] for p in parts]) for n in parts[0]}
 
         prefetcher = self._prefetchers.get(update.name)

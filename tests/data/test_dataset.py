@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import zipfile
 from itertools import chain
+from mmap import mmap
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -23,9 +26,10 @@ from sexpgpu.data import (
     TokensSpec,
     TokenStream,
     Windows,
+    ids,
     open_dataset,
 )
-from sexpgpu.data.ids import Shard, ShardedIds
+from sexpgpu.data.ids import FileShard, HeldShard, ShardedIds
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 
 
@@ -64,10 +68,11 @@ class TestText:
 
     @given(st.text(min_size=1))
     def test_encode_and_decode_are_inverse(self, content: str) -> None:
-        from sexpgpu.data.codec import ByteCodec, character_ids
+        from sexpgpu.data.codec import ByteCodec, characters_of
 
         content = content.replace("\r\n", "\n")
-        codec, (ids,) = character_ids([content])
+        codec = characters_of([content[:3], content[3:]])
+        (ids,) = codec.encode_all([content])
         assert codec.encode(content) == ids.tolist() and codec.decode(ids) == content
         assert ByteCodec().decode(ByteCodec().encode(content)) == content
 
@@ -179,11 +184,11 @@ class TestTokens:
     def test_shards_stay_on_disk(self, tmp_path: Path) -> None:
         write_llmc(tmp_path / "t.bin", list(range(100)))
         (shard,) = stream(TokensSpec("t.bin", 100), tmp_path).ids.shards
-        assert isinstance(shard.ids.base, np.memmap) and shard.header_bytes == 1024
+        assert isinstance(shard, FileShard) and shard.header_bytes == 1024
 
     @given(st.lists(st.lists(st.integers(0, 9), max_size=5), min_size=1, max_size=6), st.data())
     def test_sharded_ids_read_like_one_array(self, pieces: list[list[int]], data: st.DataObject) -> None:
-        ids = ShardedIds([Shard(str(i), np.array(piece, dtype=np.uint8)) for i, piece in enumerate(pieces)])
+        ids = ShardedIds([HeldShard(str(i), np.array(piece, dtype=np.uint8)) for i, piece in enumerate(pieces)])
         whole = np.array(list(chain.from_iterable(pieces)), dtype=np.uint8)
         assert len(ids) == len(whole) and ids[:].tolist() == whole.tolist()
         cut = data.draw(st.slices(len(whole)))
@@ -197,6 +202,31 @@ class TestTokens:
             assert ids.windows(begins, length).tolist() == [whole[b : b + length].tolist() for b in begins]
         with pytest.raises(IndexError):
             ids[len(whole)]
+
+    def test_shards_that_are_too_large_to_hold_read_the_same(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        draw = np.random.default_rng(0)
+        whole = draw.integers(0, 60_000, 3000)
+        whole[:1000].astype("<u2").tofile(tmp_path / "t-0.bin")
+        write_llmc(tmp_path / "t-1.bin", whole[1000:1700].tolist(), 20240801, 7)
+        np.save(tmp_path / "t-2.npy", whole[1700:2500].astype(">i4"))
+        whole[2500:].astype("<u2").tofile(tmp_path / "t-3.bin")
+        held = stream(TokensSpec("t-*", 60_000), tmp_path)
+        assert held.ids[:].tolist() == whole.tolist()
+        monkeypatch.setattr(ids, "RESIDENT_BYTES", 0)
+        monkeypatch.setattr(ids, "FOUND_AT_ONCE", 100)
+        read = stream(TokensSpec("t-*", 60_000), tmp_path)
+        for length in (1, 7, 900):
+            for begins in (draw.integers(0, 3001 - length, 20), np.arange(0, 3001 - length, length)[:50]):
+                expected = np.stack([whole[b : b + length] for b in begins.tolist()])
+                for each in (held, read):
+                    np.testing.assert_array_equal(each.windows(begins, length), expected)
+        begins, lengths = draw.integers(0, 2900, 30), draw.integers(0, 100, 30)
+        rows = [each.ids.rows(begins, lengths, 100, 5) for each in (held, read)]
+        np.testing.assert_array_equal(*rows)
+        assert read.ids[990:1710].tolist() == whole[990:1710].tolist() and read.ids[-1] == whole[-1]
+        assert read.ids.find([int(whole[1234])]).tolist() == held.ids.find([int(whole[1234])]).tolist()
 
     def test_outside_the_vocabulary_at_opening(self, tmp_path: Path) -> None:
         write_llmc(tmp_path / "t.bin", [1, 2, 99, 3])
@@ -237,6 +267,16 @@ class TestTokens:
         (tmp_path / "b.bin").touch()
         assert fault(TokensSpec("*.bin", 50), tmp_path).code == "E-DATA-003"
 
+    def test_more_shards_than_files_may_be_open_at_first(self, tmp_path: Path) -> None:
+        for i in range(60):
+            np.full(7, i, dtype="<u2").tofile(tmp_path / f"t-{i:03}.bin")
+        before = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, before[1]))
+        try:
+            assert len(stream(TokensSpec("t-*.bin", 200), tmp_path)) == 420
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
     def test_many_shards(self, tmp_path: Path) -> None:
         for i in range(200):
             np.full(7, i, dtype="<u2").tofile(tmp_path / f"t-{i:03}.bin")
@@ -258,8 +298,8 @@ class TestArrays:
         assert opened.schema == {name: (dtype, (2,)) for name, dtype in zip(stored, expected, strict=True)}
         batch = Loader("l", Rows(opened), 4).batch(0)
         for name, dtype in zip(stored, expected, strict=True):
-            for array in (opened.fields[name], batch[name]):
-                assert array.dtype == np.dtype(numpy_names[dtype]) and array.tolist() == stored[name].tolist()
+            assert batch[name].dtype == np.dtype(numpy_names[dtype])
+            assert batch[name].tolist() == stored[name].tolist()
             assert batch[name].flags.c_contiguous and batch[name].flags.writeable
 
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -268,14 +308,14 @@ class TestArrays:
         save(tmp_path / "a.npz", x=np.asfortranarray(x), y=y)  # type: ignore[operator]
         opened = arrays(ArraysSpec("a.npz"), tmp_path)
         assert len(opened) == 5
-        assert (opened.fields["x"] == x).all() and (opened.fields["y"] == y).all()
-        assert isinstance(opened.fields["x"].base, np.memmap) == (save is np.savez)
+        assert (opened.stored["x"] == x).all() and (opened.stored["y"] == y).all()
+        assert isinstance(opened.stored["x"].base, mmap) == (save is np.savez)
 
     def test_npy(self, tmp_path: Path) -> None:
         np.save(tmp_path / "x.npy", np.ones((3, 2), dtype="f4"))
         np.save(tmp_path / "y.npy", np.ones(3, dtype="i8"))
-        assert list(arrays(ArraysSpec("x.npy"), tmp_path).fields) == ["x"]
-        assert list(arrays(ArraysSpec("*.npy"), tmp_path).fields) == ["x", "y"]
+        assert list(arrays(ArraysSpec("x.npy"), tmp_path).schema) == ["x"]
+        assert list(arrays(ArraysSpec("*.npy"), tmp_path).schema) == ["x", "y"]
 
     def test_rows_disagree(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "a.npz", x=np.ones((3, 2)), y=np.ones(4))

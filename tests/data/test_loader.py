@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sexpgpu.data import Arrays, ArraysSpec, Loader, Part, Rows, TextSpec, TokenStream, Windows, open_dataset
 from sexpgpu.data.codec import IdCodec
-from sexpgpu.data.ids import Shard, ShardedIds
+from sexpgpu.data.ids import HeldShard, ShardedIds
 from sexpgpu.data.permutation import FeistelOrder, StoredOrder, draw_order, epoch_generator
 from sexpgpu.data.spec import TokensSpec
 from sexpgpu.data.views import resolve
@@ -29,7 +29,7 @@ def numbers(size: int) -> Arrays:
 
 def tokens(size: int, shard: int = 1 << 30) -> TokenStream:
     ids = np.arange(size, dtype=np.uint32)
-    shards = [Shard(f"t-{at}.bin", ids[at : at + shard]) for at in range(0, size, shard)]
+    shards = [HeldShard(f"t-{at}.bin", ids[at : at + shard]) for at in range(0, size, shard)]
     return TokenStream(TokensSpec("t.bin", max(1, size)), ShardedIds(shards), IdCodec(max(1, size)), ())
 
 

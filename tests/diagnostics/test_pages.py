@@ -12,9 +12,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -23,6 +24,7 @@ from sexpgpu.backend.cpu import device as cpu_device
 from sexpgpu.backend.cpu import session as cpu_session
 from sexpgpu.backend.cuda import device as cuda_device
 from sexpgpu.cli.main import main
+from sexpgpu.data import Loader
 from sexpgpu.diagnostics import CODES
 from sexpgpu.diagnostics.pages import COLUMNS, page
 from sexpgpu.train import folder
@@ -71,11 +73,28 @@ def an_installation_without_pygls(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "pygls", None)
 
 
+def an_installation_without_tokenizers(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(sys.modules, "tokenizers", None)
+
+
+def data_that_is_written_again(patch: pytest.MonkeyPatch) -> None:
+    plain = Loader.batch
+
+    def batch(loader: Loader, m: int, only: Collection[str] | None = None) -> dict[str, np.ndarray]:
+        if m == 20:
+            os.utime("rows.npz", (0, 0))
+        return plain(loader, m, only)
+
+    patch.setattr(Loader, "batch", batch)
+
+
 def a_process_that_goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folder, "_locked", lambda *_: not Path("runs/file/checkpoints").exists())
 
 
 STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "E-DATA-007": data_that_is_written_again,
+    "E-DATA-008": an_installation_without_tokenizers,
     "E-DEV-001": a_machine_without_a_card,
     "E-DEV-002": a_machine_without_a_card,
     "E-DEV-004": a_card,

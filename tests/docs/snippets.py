@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 from PIL import Image
+from pyarrow import parquet
 
 from sexpgpu.lang.toplevel import FORMS
 from sexpgpu.source import Source
 from sexpgpu.syntax import Form, List, Symbol, Vector, read
+from tests.data.tokenizers import write_tokenizers
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = [CHECKOUT / "README.md", *sorted((CHECKOUT / "docs").rglob("*.md"))]
@@ -67,6 +70,9 @@ def write_files(folder: Path) -> None:
     np.savez(folder / "model.npz", **weights)
     (folder / "flowers.csv").write_text("length,width,kind\n" + "5.1,3.5,setosa\n6.3,2.9,virginica\n" * 5, "utf-8")
     (folder / "names.txt").write_text("emma\nolivia\nava\nisabella\nsophia\n", "utf-8")
+    (folder / "stories.txt").write_text("the cat sat\non a mat\nand then it slept\nfor an hour\nor two\n" * 5, "utf-8")
+    write_tokenizers(folder)
+    parquet.write_table(pyarrow.table({"height": [1.5, None, 20.0] * 4}), folder / "trees.parquet")
     for kind in ("cats", "dogs"):
         (folder / "photos" / kind).mkdir(parents=True)
         for i in range(4):

@@ -26,8 +26,9 @@ def named(found: list[Snippet]) -> list:
 
 
 @pytest.mark.parametrize("snippet", named(snippets("lisp")))
-def test_lisp_runs_a_step(snippet: Snippet, tmp_path: Path) -> None:
+def test_lisp_runs_a_step(snippet: Snippet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It elaborates, what it claims of values and types holds, and what it makes of tensors is finite."""
+    monkeypatch.setenv("HOME", str(tmp_path))
     write_files(tmp_path)
     path = tmp_path / "snippet.sx"
     path.write_text(as_file(snippet.text), "utf-8")

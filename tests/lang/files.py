@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,17 @@ def write_data(folder: Path, **arrays: np.ndarray) -> None:
 
 def load_text(text: str, *, data: Mapping[str, np.ndarray] | None = None, **options: Any) -> Experiment:
     """The experiment that a text declares. Raises DiagnosticError."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        write_data(folder, **(data or {}))
-        path = folder / "file.sx"
-        path.write_text(text, encoding="utf-8", newline="\n")
-        return load_experiment(path, **options)
+    folder = tempfile.TemporaryDirectory()
+    write_data(Path(folder.name), **(data or {}))
+    path = Path(folder.name) / "file.sx"
+    path.write_text(text, encoding="utf-8", newline="\n")
+    try:
+        experiment = load_experiment(path, **options)
+    except DiagnosticError:
+        folder.cleanup()
+        raise
+    weakref.finalize(experiment, folder.cleanup)  # it reads its data while it runs
+    return experiment
 
 
 def faults(text: str, **options: Any) -> tuple[Diagnostic, ...]:

@@ -85,7 +85,7 @@ def test_evaluations_and_generators_read_the_average(tmp_path: Path) -> None:
 
 def test_a_skipped_update_leaves_the_average(tmp_path: Path) -> None:
     data = X.copy()
-    data[0] = np.nan
+    data[0] = np.inf
     with open_trial(tmp_path, text(guard="skip"), {"x": data}) as trial:
         before = trial.read("average.slow/net.out.w")
         assert trial.step()["u"].num_skipped == 1

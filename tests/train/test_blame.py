@@ -63,7 +63,8 @@ def test_a_gradient(tmp_path: Path) -> None:
 
 
 def test_data(tmp_path: Path) -> None:
-    found = failed(tmp_path, "x", np.where(X == 7, np.nan, X).astype(np.float32))
+    text = FILE.replace('"data.npz"', '"data.npz" :missing true')
+    found = failed(tmp_path, "x", np.where(X == 7, np.nan, X).astype(np.float32), text)
     assert found.span is not None and found.span.line == 6
     assert found.notes[0] == "the field `x` holds nan at [2]; the others lie between 5 and 8"
 

@@ -19,13 +19,23 @@ from sexpgpu.train.phases import Assembly, assemble
 
 
 def write_experiment(folder: Path, text: str, name: str = "file.sx", **arrays: Array) -> Path:
-    """A file with `text`, and beside it `data.npz` with `arrays`."""
+    """A file with `text`, and beside it `data.npz` with `arrays`; one that is there with the same is left alone, since
+    another trial may read it."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(text, "utf-8")
-    if arrays:
+    if arrays and not _holds(folder / "data.npz", arrays):
         np.savez(folder / "data.npz", **arrays)  # type: ignore[arg-type]
     return path
+
+
+def _holds(path: Path, arrays: Mapping[str, Array]) -> bool:
+    if not path.exists():
+        return False
+    with np.load(path) as stored:
+        return stored.keys() == arrays.keys() and all(
+            stored[n].dtype == np.asarray(a).dtype and np.array_equal(stored[n], a) for n, a in arrays.items()
+        )
 
 
 class Trial:

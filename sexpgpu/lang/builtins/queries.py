@@ -224,8 +224,8 @@ def _text(el: Elaborator, data: Any, op: str) -> TokenStream | Lines:
 def vocabulary(el: Elaborator, data: Any) -> int:
     """`(vocabulary DATA)`: the number of distinct ids of a text, lines or tokens, or of classes of images.
 
-    Value: an integer: of a text or lines by characters how many occur, by bytes 256; of tokens what
-        `:vocabulary` says; of images how many folders hold them.
+    Value: an integer: of a text or lines by characters how many occur, by bytes 256, by a tokenizer its largest id plus
+        1; of tokens what `:vocabulary` says; of images how many folders hold them.
     Example:
         (defdata corpus (text "python:topics" :by bytes))
         (def vocab (vocabulary corpus))

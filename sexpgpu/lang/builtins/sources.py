@@ -1,10 +1,10 @@
-"""Views of data in a `defloader`: `part rows windows streams mix`."""
+"""Views of data in a `defloader`: `part rows windows packed streams mix`."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from sexpgpu.data import Part, Rows, Streams, Windows
+from sexpgpu.data import Packed, Part, Rows, Streams, Windows
 from sexpgpu.lang.builtins.registry import builtin
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.values import DataHandle, HostScalar, Mix, kind_of
@@ -70,6 +70,38 @@ def windows(el: Elaborator, source: Any, *, length: Any = None) -> Windows:
     return el.located(lambda: Windows(_source(el, source), el.size(length)))
 
 
+@builtin("packed")
+def packed(el: Elaborator, source: Any, *, length: Any = None, cut: Any = False) -> Packed:
+    """`(packed DATA :length n)`: a view of documents, packed into rows of n places, with what keeps them apart.
+
+    A place is a token and the one after it. Documents follow in their order; a row ends where the next does not fit,
+    and its rest is padding. A document longer than a row is cut. With `:cut true` no row but the last is padded: a
+    document goes on in the next row. What ends a document is the `:ends` of its source; without it every file of a text
+    is one. Losses leave padding out by `mask`, and attention keeps to one document by comparing `document` of both
+    places.
+
+    Fields: `tokens` and `targets`, (i32 b n), 0 in padding; `document`, (i32 b n), counted from 0 in each row, -1 in
+        padding; `position`, (i32 b n), counted from 0 where a row or a document begins; `mask`, (bool b n), false in
+        padding; and `valid`, (bool b).
+    Form: (packed DATA :length n :cut false)
+    Example:
+        (defdata stories (text "stories.txt" :by bytes :ends "\\n"))
+        (defloader train (packed stories :length 32) :batch 2 :shuffle true)
+        (defmetric nll (tokens targets document mask)
+          (let [x       (embed (param table (f32 256 16) (normal 0.02)) tokens)
+                [q k v] (unstack (rearrange "b t (n w) -> n b 1 t w" (linear x 48) :n 3))
+                same    (= (rearrange "b t -> b 1 t 1" document) (rearrange "b s -> b 1 1 s" document))
+                y       (rearrange "b h t w -> b t (h w)" (attention q k v :causal true :mask same))]
+            (mean-over (cross-entropy (linear y 256 :name head) targets) mask)))
+        (defrun go :loader train :loss nll :optimizer (adam :rate 1e-3) :steps 1)
+    """
+    if length is None:
+        el.fail("E-FORM-004", "`packed` needs `:length`")
+    if not isinstance(cut, bool):
+        el.fail("E-TYPE-006", f"`:cut` is true or false, not {kind_of(cut)}")
+    return el.located(lambda: Packed(_source(el, source), el.size(length), cut))
+
+
 @builtin("streams")
 def streams(el: Elaborator, source: Any, *, length: Any = None) -> Streams:
     """`(streams DATA :length n)`: windows that go on where the same row of the batch before ended.
@@ -109,8 +141,9 @@ def mix(el: Elaborator, parts: Any) -> Mix:
         el.fail("E-FORM-001", "this form is (mix [VIEW W …])")
     views, weights = parts[::2], parts[1::2]
     for view in views:
-        if not isinstance(view, Rows | Windows):
-            el.fail("E-TYPE-006", f"{kind_of(view)} cannot be mixed", help="(rows S) or (windows S :length n)")
+        if not isinstance(view, Rows | Windows | Packed):
+            el.fail("E-TYPE-006", f"{kind_of(view)} cannot be mixed",
+                    help="(rows S), (windows S :length n) or (packed S :length n)")  # fmt: skip
     for weight in weights:
         number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not isinstance(weight, HostScalar) and not (number and 0 <= weight < float("inf")):
