@@ -15,7 +15,7 @@ ONE: Array = np.asarray(1, np.float32)
 
 
 def weighted_mean(values: Sequence[Array], weights: Sequence[Array]) -> tuple[Array, np.float32]:
-    """ΣWV/ΣW, left to right, and ΣW; where ΣW is 0 the value is NaN. A value of weight 0 counts for nothing, NaN too."""
+    """ΣWV/ΣW, left to right, and ΣW; where ΣW is 0 the value is NaN. What has weight 0 counts for nothing, NaN too."""
     total = _share(values[0], weights[0])
     weight = np.float32(weights[0])
     for value, w in zip(values[1:], weights[1:], strict=True):
