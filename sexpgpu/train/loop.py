@@ -21,9 +21,9 @@ from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import Experiment, Update
 from sexpgpu.plan.memory import ProgramPlan, shown_size
 from sexpgpu.train import checkpoint as checkpoints
-from sexpgpu.train.blame import first_non_finite
+from sexpgpu.train.blame import Finding, first_non_finite
 from sexpgpu.train.evaluation import run_evaluation
-from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
+from sexpgpu.train.faults import non_finite, skipped_line, stop_on_faults, zero_weight
 from sexpgpu.train.folder import RunFolder
 from sexpgpu.train.folds import apply_after, fold_measures, microbatch_results, weighted_mean
 from sexpgpu.train.generation import run_generator, save_sample
@@ -53,7 +53,11 @@ def due(step: int, every: int, last_step: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one update of one step gave: its last time, but for what was skipped, which counts all `:times`."""
+    """What one update of one step gave: its last time, but for what was skipped, which counts all `:times`.
+
+    bad: parameters and states whose proposals were not finite, of the last time that was skipped. cause: where the
+    first update that this process skipped left the finite numbers; to find that takes another step on the host.
+    """
 
     loss: float
     weight: float
@@ -61,10 +65,12 @@ class StepResult:
     diagnostics: Mapping[str, float]
     gradient_norm: float | None
     num_skipped: int
+    bad: tuple[str, ...] = ()
+    cause: Finding | None = None
 
 
 class Stepper:
-    """Runs steps on a session. Holds nothing but the position of the loaders' prefetching."""
+    """Runs steps on a session. Holds nothing but the position of the loaders' prefetching, and what it has explained."""
 
     def __init__(self, experiment: Experiment, assembly: Assembly, session: Session, last_step: int) -> None:
         self.experiment = experiment
@@ -73,6 +79,7 @@ class Stepper:
         self.last_step = last_step
         self.schedule = HostSchedule(assembly.program.schedule)
         self._prefetchers: dict[str, Prefetcher[dict[str, Array]]] = {}
+        self._explained: set[str] = set()
         self._phases = {phase.name: phase for phase in assembly.program.phases}
 
     def initialise(self) -> None:
@@ -86,8 +93,7 @@ class Stepper:
             if _is_due(update, step):
                 for time_of in range(update.times):
                     result = self._update(update, step, time_of)
-                    before = found[update.name].num_skipped if update.name in found else 0
-                    found[update.name] = replace(result, num_skipped=before + result.num_skipped)
+                    found[update.name] = _after(found.get(update.name), result)
         return found
 
     def close(self) -> None:
@@ -174,11 +180,16 @@ class Stepper:
         loss, weight = weighted_mean(values, weights)
         if weight == 0:
             raise zero_weight(update, step)
-        if not commit.committed and self.experiment.run.on_nonfinite == "stop":
+        bad: tuple[str, ...] = ()
+        cause: Finding | None = None
+        if not commit.committed:
             leaves = self.assembly.updates[update.name].leaves
-            bad = [name for name, ok in zip(leaves, commit.results["finite"], strict=True) if not ok]
-            first = first_non_finite(self.assembly.program, calls, lambda slot: self.session.read(slot).result())
-            raise non_finite(update, step, float(loss), bad, first)
+            bad = tuple(name for name, ok in zip(leaves, commit.results["finite"], strict=True) if not ok)
+            if update.name not in self._explained:
+                self._explained.add(update.name)
+                cause = first_non_finite(self.assembly.program, calls, lambda slot: self.session.read(slot).result())
+            if self.experiment.run.on_nonfinite == "stop":
+                raise non_finite(update, step, float(loss), bad, cause)
         measures = [m for m in update.objective.measures if due(step, m.every, self.last_step)]
         norm = commit.results.get("gradient-norm")
         return StepResult(
@@ -188,6 +199,8 @@ class Stepper:
             self._diagnostics(commit, diagnosing),
             None if norm is None else float(norm),
             int(not commit.committed),
+            bad,
+            cause,
         )
 
     def _diagnostics(self, commit: Outputs, diagnosing: set[str]) -> dict[str, float]:
@@ -199,6 +212,16 @@ class Stepper:
                 if rule in diagnosing:
                     found[f"{rule}/{group}"] = float(apply_after(rules[rule].after, value))
         return found
+
+
+def _after(before: StepResult | None, result: StepResult) -> StepResult:
+    """The result of an update that had one in this step already."""
+    if before is None:
+        return result
+    num_skipped = before.num_skipped + result.num_skipped
+    return replace(
+        result, num_skipped=num_skipped, bad=result.bad or before.bad, cause=before.cause or result.cause
+    )
 
 
 def _is_due(update: Update, step: int) -> bool:
@@ -337,8 +360,10 @@ class Training:
             points.update({f"{prefix}/{path}": v for path, v in result.measures.items()})
             points.update({f"{prefix}/{path}": v for path, v in result.diagnostics.items()})
             if result.num_skipped:
-                text = f"step {step}: the update `{name}` was skipped, its proposals were not finite"
-                self.metrics.annotate(step, "skipped", text, update=name, count=result.num_skipped)
+                text = skipped_line(step, name, result.bad, result.cause)
+                self.metrics.annotate(
+                    step, "skipped", text, update=name, count=result.num_skipped, tensors=list(result.bad)
+                )
                 self.progress.line(text)
         points["runtime/step_ms"] = elapsed_ms
         if tokens:
