@@ -44,10 +44,22 @@ from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
 from sexpgpu.lang.scope import Lazy, Poisoned, Scope
+from sexpgpu.lang.stopping import stop_rule
 from sexpgpu.lang.storage import REDUCERS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
-from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
+from sexpgpu.lang.values import (
+    WILD,
+    DataHandle,
+    DType,
+    Due,
+    Function,
+    HostScalar,
+    OptimizerRule,
+    Patience,
+    Reference,
+    kind_of,
+)
 from sexpgpu.lang.warnings import too_large_to_try, unread_fields, unread_names
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
@@ -186,11 +198,15 @@ class _Loading(FormReader):
             for d in self.module.generators.values()
             if not self._takes_values(d)
         }
+        patience = collector.attempt(partial(self._patience, declared))
         collector.stop()
         for average in self.module.averages.values():  # patterns are looked up among parameters that were all made
             collector.attempt(partial(self._over, average.keyed.get("over"), ()))
-        collector.stop()
         assert run is not None
+        if patience is not None:
+            stop = collector.attempt(partial(stop_rule, self.el, patience, run, evaluations))
+            run = replace(run, stop=stop)
+        collector.stop()
         averages = {name: a.of(self.el.world.parameters) for name, a in self.el.world.averages.items()}
         weights = WeightReader(self.el, self.module, self.el.world.parameters, self.el.world.states).read()
         return Experiment(
@@ -495,6 +511,16 @@ class _Loading(FormReader):
             declared.name, tuple(updates), microbatches, steps, seed, guard, evaluate, generate,
             self._diagnostics(declared, updates), checkpoint,
         )  # fmt: skip
+
+    def _patience(self, declared: Declared) -> Patience | None:
+        form = declared.keyed.get("stop")
+        if form is None:
+            return None
+        value = self._eval(form)
+        if not isinstance(value, Patience):
+            self._fail("E-TYPE-006", f"`:stop` is (patience n SERIES), not {kind_of(value)}", form.span)
+        assert isinstance(value, Patience)
+        return value
 
     def _events(self, declared: Declared, key: str, kind: str, steps: int) -> tuple[Event, ...]:
         form = declared.keyed.get(key)

@@ -277,7 +277,7 @@ def _declared(
 UPDATE_KEYS = ("loss", "loader", "over", "optimizer", "clip", "times", "every")
 RUN_KEYS = (
     "loader", "loss", "over", "optimizer", "clip", "updates", "microbatches", "steps", "seed", "on-nonfinite",
-    "evaluate", "generate", "diagnose", "checkpoint",
+    "stop", "evaluate", "generate", "diagnose", "checkpoint",
 )  # fmt: skip
 
 FORMS: dict[str, TopLevel] = {

@@ -71,6 +71,8 @@ def headline(run: RunRecord) -> str:
     when = others.get(run.state.kind, f" after {reached}")
     code = f" with {run.state.code}" if run.state.code else ""
     sentences = [f"The run {_TOLD[run.state.kind]}{code}{when}{_in_time(run)}."]
+    if run.status.get("stopped"):
+        sentences.append(f"It stopped early: {run.status['stopped']}.")
     if run.state.kind in ("interrupted", "killed") and run.status.get("last_checkpoint"):
         sentences.append("`--resume` goes on from its newest checkpoint.")
     loss = main_loss(run)

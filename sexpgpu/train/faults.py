@@ -54,7 +54,8 @@ def non_finite(
     return DiagnosticError(
         Diagnostic(
             "E-RUN-001",
-            f"step {step}: `{update.name}` proposes values that are not finite for {_some(bad)}; its loss is {_shown(loss)}",
+            f"step {step}: `{update.name}` proposes values that are not finite for {_some(bad)}; "
+            f"its loss is {_shown(loss)}",
             place or update.span,
             labels=(Label(place, first.text),) if first is not None and place is not None else (),
             help=(

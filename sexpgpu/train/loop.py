@@ -36,6 +36,7 @@ from sexpgpu.train.phases import Assembly
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.schedule import HostSchedule
 from sexpgpu.train.status import StatusFile
+from sexpgpu.train.stopping import EarlyStop
 
 
 def memory_line(peak_bytes: int, planned_bytes: int, unplanned_bytes: int) -> str:
@@ -70,7 +71,7 @@ class StepResult:
 
 
 class Stepper:
-    """Runs steps on a session. Holds nothing but the position of the loaders' prefetching, and what it has explained."""
+    """Runs steps on a session. Holds the position of the loaders' prefetching, and what it has explained."""
 
     def __init__(self, experiment: Experiment, assembly: Assembly, session: Session, last_step: int) -> None:
         self.experiment = experiment
@@ -272,17 +273,20 @@ class Training:
         self.stop = stop
         self.stepper = Stepper(experiment, assembly, session, last_step)
         self.saved_step = start_step
+        self.early_stop = EarlyStop(experiment.run.stop)
         self.memory = ""
 
-    def restore(self, tensors: Mapping[str, Array]) -> None:
-        """Put a checkpoint's tensors into the slots."""
+    def restore(self, tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
+        """Put a checkpoint's tensors into the slots, and take up what else it knows."""
         for name, value in tensors.items():
             self.session.write(name, value)
+        self.early_stop = EarlyStop(self.experiment.run.stop, meta.get("early_stop"))
 
     def run(self) -> int:
-        """Steps from after `start_step` to `last_step`, or until `stop` says so; gives the last step made.
+        """Steps from after `start_step` to `last_step`, or until `stop` or the run's patience says so; gives the last
+        step made.
 
-        Afterwards `memory` compares what was held with the plan.
+        Afterwards `memory` compares what was held with the plan, and `early_stop.reason` says whether it was patience.
         Raises DiagnosticError where a step fails; what was saved before stays.
         """
         with ExitStack() as stack:
@@ -296,6 +300,9 @@ class Training:
                     self.stepper.initialise()
                 for step in self._steps():
                     self._events(step)
+                    if self.early_stop.reason is not None and step < self.last_step:
+                        self._stop_early(step, self.early_stop.reason)
+                        break
                 if self.saved_step != step:
                     self._save(step)
             except DiagnosticError as error:
@@ -305,7 +312,8 @@ class Training:
                     self.status.update(step=step, force=True)
                 raise
             self._compare_memory(step)
-            self.status.update(phase="done" if step >= self.last_step else "interrupted", step=step, force=True)
+            done = step >= self.last_step or self.early_stop.reason is not None
+            self.status.update(phase="done" if done else "interrupted", step=step, force=True)
             return step
 
     def _compare_memory(self, step: int) -> None:
@@ -351,9 +359,9 @@ class Training:
 
     def _record(self, step: int, results: Mapping[str, StepResult], elapsed_ms: float, tokens: int | None) -> None:
         points: dict[str, Any] = {}
-        several = len(self.experiment.run.updates) > 1
+        prefixes = {update.name: self.experiment.run.prefix(update) for update in self.experiment.run.updates}
         for name, result in results.items():
-            prefix = f"train/{name}" if several else "train"
+            prefix = prefixes[name]
             points[f"{prefix}/loss"] = result.loss
             if result.gradient_norm is not None:
                 points[f"{prefix}/gradient-norm"] = result.gradient_norm
@@ -371,6 +379,7 @@ class Training:
         points["runtime/peak_bytes"] = self.session.peak_bytes()
         points["runtime/held_bytes"] = self.session.held_bytes()
         self.metrics.points(step, points)
+        self.early_stop.see(step, points)
 
     def _events(self, step: int) -> None:
         run = self.experiment.run
@@ -384,6 +393,18 @@ class Training:
         if every is not None and due(step, every, self.last_step):
             self._save(step)
 
+    def _stop_early(self, step: int, reason: str) -> None:
+        """This step turns out to be the last one: what is due then, and was not due before, and the word on why."""
+        run = self.experiment.run
+        for event in run.evaluate:
+            if not due(step, event.every, self.last_step):
+                self._evaluate(step, event.name)
+        for event in run.generate:
+            if not due(step, event.every, self.last_step):
+                self._generate(step, event.name)
+        self.metrics.annotate(step, "stopped", f"stopped early at step {step}: {reason}")
+        self.status.update(stopped=reason)
+
     def _evaluate(self, step: int, name: str) -> None:
         found = run_evaluation(
             self.experiment,
@@ -394,6 +415,7 @@ class Training:
             step,
         )
         self.metrics.points(step, found)
+        self.early_stop.see(step, found)
         scalars = [f"{k.removeprefix(f'eval/{name}/')} {float(v):.4f}" for k, v in found.items() if np.ndim(v) == 0]
         self.progress.line(f"step {step:>6}  {name}: {'  '.join(scalars)}")
 
@@ -420,6 +442,8 @@ class Training:
             "included": dict(self.experiment.included),
             "roles": {slot.name: slot.role for slot in slots},
         }
+        if self.early_stop.rule is not None:
+            meta["early_stop"] = self.early_stop.record()
         path = checkpoints.save(self.folder.checkpoints, step, tensors, meta)
         checkpoints.prune(self.folder.checkpoints, max(1, self.experiment.run.checkpoint.keep))
         self.saved_step = step

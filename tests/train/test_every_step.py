@@ -86,7 +86,7 @@ def train(folder: Path, run: Path, after_step: int, last_step: int = NUM_STEPS) 
         if after_step:
             saved = load(run / "checkpoints" / f"step-{after_step:08d}")
             same_experiment(saved.meta, digest, experiment.text, {})
-            training.restore(saved.tensors)
+            training.restore(saved.tensors, saved.meta)
         training.run()
     finally:
         session.close()
