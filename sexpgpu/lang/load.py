@@ -44,6 +44,7 @@ from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
 from sexpgpu.lang.scope import Lazy, Poisoned, Scope
+from sexpgpu.lang.special import MAX_ROUNDS
 from sexpgpu.lang.stopping import stop_rule
 from sexpgpu.lang.storage import REDUCERS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
@@ -180,7 +181,7 @@ class _Loading(FormReader):
             collector.stop()
         assert declared is not None
         seed = collector.attempt(lambda: self._integer(declared, "seed", 0))
-        microbatches = collector.attempt(lambda: self._integer(declared, "microbatches", 1, 1))
+        microbatches = collector.attempt(lambda: self._microbatches(declared))
         times = collector.attempt(partial(self._times, declared))
         maker = LoaderMaker(self.el, self.module, seed or 0, microbatches or 1, times or {})
         for name in self.module.loaders:
@@ -483,6 +484,13 @@ class _Loading(FormReader):
             return [self.module.updates[r.name] for r in references]
         return [declared]
 
+    def _microbatches(self, declared: Declared) -> int:
+        found = self._integer(declared, "microbatches", 1, 1)
+        if found > MAX_ROUNDS:
+            self._fail("E-TYPE-005", f"`:microbatches` is at most {MAX_ROUNDS:,}, not {found:,}",
+                       declared.keyed["microbatches"].span)  # fmt: skip
+        return found
+
     def _times(self, declared: Declared) -> dict[str, int]:
         if not declared.name:
             return {}
@@ -501,7 +509,7 @@ class _Loading(FormReader):
             missing = partial(self._fail, "E-FORM-004", "a run needs `:steps`", declared.span, help=":steps 1000")
             collector.attempt(missing)
         steps = collector.attempt(partial(self._integer, declared, "steps", 1, 1))
-        microbatches = collector.attempt(partial(self._integer, declared, "microbatches", 1, 1))
+        microbatches = collector.attempt(partial(self._microbatches, declared))
         guard = collector.attempt(partial(self._word, declared, "on-nonfinite", ("stop", "skip")))
         evaluate = collector.attempt(partial(self._events, declared, "evaluate", "eval", steps))
         generate = collector.attempt(partial(self._events, declared, "generate", "generator", steps))

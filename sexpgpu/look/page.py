@@ -17,6 +17,7 @@ from sexpgpu.look.record import RunRecord, Saved, heartbeat_s, why_kept
 from sexpgpu.look.series import Series, best_evaluation, duration, rises, short
 from sexpgpu.plan.memory import shown_size
 from sexpgpu.train import files
+from sexpgpu.train.folder import sample_name
 
 MAX_SAMPLES = 12
 """Of each generator; more are spread evenly over the run, the first and the last among them."""
@@ -305,7 +306,7 @@ def _samples(run: RunRecord) -> str:
 
 def _sample(run: RunRecord, generator: str, note: Mapping[str, Any]) -> str:
     step = int(note["step"])
-    picture = run.folder.samples / f"{generator}-{step:08d}.png"
+    picture = run.folder.samples / f"{sample_name(generator, step)}.png"
     if picture.exists():
         with files.explaining("read", picture):
             data = picture.read_bytes()
