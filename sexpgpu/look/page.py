@@ -347,7 +347,7 @@ def _memory(run: RunRecord) -> str:
 
 
 def _notes(run: RunRecord) -> str:
-    notes = [n for n in run.stream.annotations if n["annotation"] not in ("sample", "memory", "failed")]
+    notes = [n for n in run.stream.annotations if n["annotation"] not in ("sample", "memory", "stacking", "failed")]
     if not notes:
         return ""
     rows = "".join(

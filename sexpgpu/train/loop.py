@@ -295,6 +295,7 @@ class Training:
             self.status = StatusFile(self.folder.status, time.time)
             stack.callback(self.stepper.close)
             step = self.start_step
+            self._note_plan(step + 1)
             try:
                 if self.start_step == 0:
                     self.stepper.initialise()
@@ -316,13 +317,24 @@ class Training:
             self.status.update(phase="done" if done else "interrupted", step=step, force=True)
             return step
 
+    def _note_plan(self, step: int) -> None:
+        """What was decided before the first step that this process makes."""
+        at, k = self.plan.peak_at, self.assembly.stacking
+        phase, place = (None, None) if at is None else (at.phase, at.origin.place)
+        text = f"memory: {shown_size(self.plan.peak_bytes)} planned" + (f", fullest in {phase}" if phase else "")
+        where = None if place is None else str(place)
+        self.metrics.annotate(step, "memory", text, **self._planned(), fullest_phase=phase, fullest_place=where)
+        self.metrics.annotate(step, "stacking", f"stacking {k}: microbatches in one call", stacking=k)
+
     def _compare_memory(self, step: int) -> None:
         peak = self.session.peak_bytes()
         self.memory = memory_line(peak, self.plan.peak_bytes, self.session.unplanned_bytes())
+        self.metrics.annotate(step, "memory", self.memory, peak_bytes=peak, **self._planned())
+
+    def _planned(self) -> dict[str, int]:
+        """The plan's peak and its parts, as fields of an annotation."""
         parts = {f"{n} bytes".replace("'", "").replace(" ", "_"): size for n, size in self.plan.parts().items()}
-        self.metrics.annotate(
-            step, "memory", self.memory, peak_bytes=peak, planned_bytes=self.plan.peak_bytes, **parts
-        )
+        return {"planned_bytes": self.plan.peak_bytes, **parts}
 
     def _steps(self) -> Iterator[int]:
         tokens = self._tokens_per_step()

@@ -142,5 +142,5 @@ def test_a_resume_after_any_step_ends_with_the_same_bits(whole: Path, tmp_path: 
 
 def annotations(run: Path) -> list[dict[str, object]]:
     """What a stream says, but for memory and for the words about skipped updates, of which a process explains one."""
-    said = (a for a in read_annotations(run / "metrics.jsonl") if a["annotation"] != "memory")
+    said = (a for a in read_annotations(run / "metrics.jsonl") if a["annotation"] not in ("memory", "stacking"))
     return [{k: v for k, v in a.items() if k != "text" or a["annotation"] != "skipped"} for a in said]

@@ -523,6 +523,13 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert peaks == sorted(peaks), "a high-water mark never falls"
     assert all(held <= peak for (_, held), peak in zip(series["runtime/held_bytes"], peaks, strict=True))
     assert series["train/loss"][-1][1] < series["train/loss"][0][1] / 2
+    plan, stacking, end = read_annotations(run.metrics)
+    assert (plan["step"], plan["annotation"], plan["fullest_phase"]) == (1, "memory", "update.go.commit")
+    assert plan["fullest_place"].startswith("std/optimizers.sx:")
+    assert sum(v for n, v in plan.items() if n.endswith("_bytes") and n != "planned_bytes") == plan["planned_bytes"]
+    assert (stacking["step"], stacking["annotation"], stacking["stacking"]) == (1, "stacking", 1)
+    assert (end["step"], end["annotation"], end["planned_bytes"]) == (20, "memory", plan["planned_bytes"])
+    assert end["peak_bytes"] == peaks[-1]
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step-00000015", "step-00000020"]
     status = json.loads(run.status.read_text())
     assert (status["phase"], status["step"], status["last_checkpoint"]) == ("done", 20, "step-00000020")
