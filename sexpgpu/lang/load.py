@@ -341,7 +341,8 @@ class _Loading(FormReader):
             value = self.el.eval(parameter.default, scope) if parameter.default is not None else None
             if parameter.name in given:
                 text = given[parameter.name]
-                if dataset is not None and (isinstance(value, tuple) or value is None):
+                off = value is None and parameter.default is not None and not isinstance(_number(text), str)
+                if dataset is not None and (isinstance(value, tuple) or value is None) and not off:
                     self.el.stack = [parameter.span or declared.span]
                     value = tuple(self.el.located(partial(dataset.encode, text)))
                 else:

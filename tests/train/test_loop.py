@@ -529,7 +529,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert sum(v for n, v in plan.items() if n.endswith("_bytes") and n != "planned_bytes") == plan["planned_bytes"]
     assert (stacking["step"], stacking["annotation"], stacking["stacking"]) == (1, "stacking", 1)
     assert (end["step"], end["annotation"], end["planned_bytes"]) == (20, "memory", plan["planned_bytes"])
-    assert end["peak_bytes"] == peaks[-1]
+    assert end["peak_bytes"] >= peaks[-1]
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step-00000015", "step-00000020"]
     status = json.loads(run.status.read_text())
     assert (status["phase"], status["step"], status["last_checkpoint"]) == ("done", 20, "step-00000020")
