@@ -1,7 +1,7 @@
 """A run's series as a file that TensorBoard reads: records with checksums around `Event` messages.
 
 A record is its length (u64), that length's checksum (u32), the data, and the data's checksum, little-endian; the
-checksum is CRC-32C, rotated and shifted. The messages have five fields, so they are encoded here and no library is needed.
+checksum is CRC-32C, rotated and shifted. The messages have five fields, so they are encoded here, without a library.
 
 Source: `tensorflow/core/lib/io/record_writer.h`, `tensorflow/core/util/event.proto` and
 `tensorflow/core/framework/summary.proto` of TensorFlow.
