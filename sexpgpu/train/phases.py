@@ -49,7 +49,7 @@ CLIP_EPSILON = 1e-6
 class UpdateNames:
     """What the loop must know of an update's phases.
 
-    leaves: the gradient norm of `:clip`, parameters and states, in the order of the result `finite`. diagnostics: (rule,
+    leaves: the norm that `:clip` bounds, parameters and states, in the order of the result `finite`. diagnostics: (rule,
     group) in the order of the results `diagnostic:RULE:GROUP`.
     """
 
