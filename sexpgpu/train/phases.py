@@ -49,8 +49,8 @@ CLIP_EPSILON = 1e-6
 class UpdateNames:
     """What the loop must know of an update's phases.
 
-    leaves: the norm that `:clip` bounds, parameters and states, in the order of the result `finite`. diagnostics: (rule,
-    group) in the order of the results `diagnostic:RULE:GROUP`.
+    leaves: the norm that `:clip` bounds, parameters and states, in the order of the result `finite`. diagnostics:
+    (rule, group) in the order of the results `diagnostic:RULE:GROUP`.
     """
 
     leaves: tuple[str, ...]
