@@ -74,13 +74,15 @@ process of their own, `sexpgpu.data.tokenizer`. `sexpgpu.data.prefetch.Prefetche
 `sexpgpu.train.loop.Stepper`: calls of phases, folded by `sexpgpu.train.folds`.
 `sexpgpu.train.blame.first_non_finite` finds the form that a failed step is to blame on.
 `sexpgpu.train.lanes` is the state that is not folded, `sexpgpu.train.inner` the generators of a metric.
+`sexpgpu.train.stopping.EarlyStop` ends a run whose series gets no better.
 `sexpgpu.train.evaluation.run_evaluation` and `sexpgpu.train.generation.run_generator` do the rest;
 `sexpgpu.train.keys.stream_key` is where randomness begins.
 
 **12. What stays.** `sexpgpu.train.metrics.MetricsWriter` appends numbers, `sexpgpu.train.status.StatusFile`
 says where the run stands, `sexpgpu.train.checkpoint.save` writes a step whole or not at all,
 `sexpgpu.train.identity.experiment_digest` decides what is the same experiment. `sexpgpu.look.record.read_run` reads
-it all back, and `sexpgpu.look.page.report` makes a page of it.
+it all back, and `sexpgpu.look.page.report` makes a page of it; `sexpgpu.look.nodes.first_parting` finds the node at
+which two runs part.
 
 **13. The command line.** `sexpgpu.cli.main.main` imports one module for each command, and only that one:
 `sexpgpu.cli.check` loads no device, `sexpgpu.cli.run` puts everything above together in one page.

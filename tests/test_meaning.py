@@ -181,6 +181,22 @@ def test_7_a_step_averages_clips_proposes_and_commits_all_or_nothing(tmp_path: P
         assert float(trial.read("a")) == 1.0, "a good leaf does not move without the others"
 
 
+def test_7_an_infinite_norm_is_no_reason_for_a_step_of_nothing(tmp_path: Path) -> None:
+    """The gradient is finite, its norm is not: `:clip` would multiply it by 0."""
+    text = f"""
+(defmetric loss () (* 1e30 (param a (f32) 1.0)))
+(defrun go :loss loss :clip 1.0 :on-nonfinite GUARD :steps 1 {SGD})
+"""
+    with open_trial(tmp_path, text.replace("GUARD", "skip")) as trial:
+        result = trial.step()["go"]
+        assert result.num_skipped == 1 and result.bad == ("gradient-norm",) and np.isfinite(result.loss)
+        assert float(trial.read("a")) == 1.0
+    with open_trial(tmp_path, text.replace("GUARD", "stop")) as trial, pytest.raises(DiagnosticError) as caught:
+        trial.step()
+    (found,) = caught.value.diagnostics
+    assert found.code == "E-RUN-001" and "`gradient-norm`" in found.message
+
+
 def test_8_skip_leaves_out_that_update_alone(tmp_path: Path) -> None:
     text = f"""{DATA}(defloader train (rows points) :batch 1)
 (defmetric bad ((x (f32 _)))

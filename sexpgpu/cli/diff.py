@@ -1,19 +1,28 @@
-"""`sexpgpu diff RUN_A RUN_B`: where two runs part, and what was set otherwise."""
+"""`sexpgpu diff RUN_A RUN_B`: where two runs part, and what was set otherwise; with `--graph` the node."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from sexpgpu.cli.common import reporting
+from sexpgpu.cli.common import open_program, reporting
+
+if TYPE_CHECKING:
+    from sexpgpu.look.compare import Difference
+    from sexpgpu.look.nodes import Side
+    from sexpgpu.look.record import RunRecord
 
 
 @click.command("diff")
 @click.argument("first", metavar="RUN_A")
 @click.argument("second", metavar="RUN_B")
+@click.option("--graph", is_flag=True, help="Make the first step that differs again, and name the node.")
 @reporting("diff")
-def command(first: str, second: str) -> None:
+def command(first: str, second: str, graph: bool) -> None:
     """Compare two runs: their configurations, then the first number whose bits differ.
 
     A run is its folder, or its name under `runs`. Ends with 0 where the runs are equal,
@@ -41,6 +50,8 @@ def command(first: str, second: str) -> None:
         click.echo(f"numbers: {found.num_equal:,} equal before step {d.step}, then {d.series} differs:")
         for path, value in zip((f.path for f in folders), (d.first, d.second), strict=True):
             click.echo(f"  {value!r:<24} {value.hex():<24} {path}")
+        if graph:
+            _graph(a, b, d)
     common = common_checkpoint(*(saved(folder) for folder in folders))
     if common is not None:
         step, same = common
@@ -49,3 +60,64 @@ def command(first: str, second: str) -> None:
     click.echo("the runs are equal" if equal else "the runs differ")
     if not equal:
         sys.exit(1)
+
+
+def _graph(a: RunRecord, b: RunRecord, difference: Difference) -> None:
+    """Make both runs again on the cpu up to their first difference, and print the node that it comes from."""
+    from sexpgpu.look.compare import equal_checkpoint
+    from sexpgpu.look.nodes import first_parting
+    from sexpgpu.look.record import saved
+    from sexpgpu.train.checkpoint import load
+
+    start, path = equal_checkpoint(saved(a.folder), saved(b.folder), difference.step)
+    kind, name, *_ = difference.series.split("/")
+    with contextlib.ExitStack() as stack:
+        first, second = _side(a, stack), _side(b, stack)
+        if path is not None:
+            tensors = load(path).tensors
+            first.begin(tensors)
+            second.begin(tensors)
+        found = first_parting(first, second, start, difference.step, name if kind == "eval" else None)
+    begun = f"from the checkpoint of step {start}" if start else "from the beginning"
+    if found is None:
+        click.echo(f"graph: made again on the cpu {begun}, the bits of both are equal up to step {difference.step}:")
+        click.echo("  the difference came with another device, library or machine, and not from the experiments")
+        return
+    when = f"step {found.step}" if found.step else "the first values"
+    click.echo(f"graph: made again on the cpu {begun}, they part in {when}, phase {found.phase}:")
+    for line in found.lines:
+        click.echo(f"  {line}")
+
+
+def _side(run: RunRecord, stack: contextlib.ExitStack) -> Side:
+    """A run opened again, with its texts as they were. Raises E-RUN-006, E-CKPT-003, and what loading raises."""
+    from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+    from sexpgpu.lang.files import Recorded
+    from sexpgpu.lang.load import load_experiment
+    from sexpgpu.look.nodes import Side
+    from sexpgpu.look.record import saved
+    from sexpgpu.settings import Settings
+    from sexpgpu.train.checkpoint import load, same_experiment
+    from sexpgpu.train.files import explaining
+    from sexpgpu.train.identity import experiment_digest
+    from sexpgpu.train.phases import assemble
+
+    folder, facts = run.folder, run.facts
+    checkpoints = [each for each in saved(folder) if not each.superseded and not each.damage]
+    if not folder.text.exists() or "file" not in facts or not checkpoints:
+        what = f"{folder.path} has no whole record of its experiment: its text, its `run.json` and a checkpoint"
+        raise DiagnosticError(Diagnostic("E-RUN-006", what, help=("`--graph` compares runs that have all three",)))
+    with explaining("read", folder.text):
+        text = folder.text.read_text("utf-8")
+    file = Path(str(facts["file"]))
+    overrides = dict(facts.get("overrides") or {})
+    variant = overrides.pop("variant", "") or None
+    disk = Recorded(file, text, dict(facts.get("included") or {}))
+    experiment = load_experiment(file, variant=variant, settings=overrides, run=facts.get("run"), disk=disk)
+    assembly = assemble(experiment)
+    meta = load(checkpoints[-1].path).meta
+    same_experiment(meta, experiment_digest(experiment, assembly.program), text, dict(experiment.overrides))
+    _, _, open_session = open_program(assembly.program, Settings(device="cpu"))
+    side = Side(str(folder.path), experiment, assembly, open_session(), int(facts["steps"]))
+    stack.callback(side.close)
+    return side

@@ -67,7 +67,7 @@ def command(
         streaming = shows_as_it_comes(generator)
 
         def write(text: str) -> None:
-            sys.stdout.write(text)
+            sys.stdout.write(_shown(text))
             sys.stdout.flush()
 
         made = run_generator(
@@ -76,9 +76,16 @@ def command(
         if streaming:
             click.echo()
         elif made.text is not None:
-            click.echo(made.text)
+            click.echo(_shown(made.text))
         if save is not None or made.text is None:
             click.echo(f"saved as {save_sample(save or Path(), generator, made, step)}")
+
+
+def _shown(text: str) -> str:
+    """A sample as it may be written: on a terminal it cannot steer that, elsewhere it is as it is."""
+    from sexpgpu.diagnostics import visible
+
+    return visible(text, kept="\n\t") if sys.stdout.isatty() else text
 
 
 def _keys(arguments: list[str]) -> dict[str, str]:

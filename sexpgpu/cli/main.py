@@ -22,6 +22,7 @@ COMMANDS = {
     "runs": "List runs: how each stands, and how well it did.",
     "watch": "Follow a run that goes on elsewhere.",
     "report": "Write how a run went as one HTML page.",
+    "tensorboard": "Write a run's numbers for TensorBoard.",
     "diff": "Say where two runs part, and what was set otherwise.",
     "checkpoints": "List what a run has saved, and whether it is whole.",
     "fmt": "Lay out .sx files in one way, or say which are not.",

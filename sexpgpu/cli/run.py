@@ -62,6 +62,7 @@ def command(
     from sexpgpu.train.phases import assemble
     from sexpgpu.train.progress import Progress
     from sexpgpu.train.status import mark_ended
+    from sexpgpu.train.stopping import EarlyStop
 
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     experiment = load(file, variant, settings, run_name)
@@ -77,11 +78,11 @@ def command(
     free = environment.memory_bytes or chosen.free_bytes()
     digest = experiment_digest(experiment, assembly.program)
     last_step = min(experiment.run.steps, steps or experiment.run.steps)
-    tensors, start_step = {}, 0
+    tensors, meta, start_step = {}, {}, 0
     if resume is not None:
         folder, saved, skipped = resumed(resume, file.stem, out, Path("runs"))
         same_experiment(saved.meta, digest, experiment.text, dict(experiment.overrides))
-        tensors, start_step = saved.tensors, saved.step
+        tensors, meta, start_step = saved.tensors, saved.meta, saved.step
         for note in skipped:
             click.echo(f"sexpgpu run: {note}", err=True)
     else:
@@ -97,9 +98,11 @@ def command(
         console.print(f"  {'stacking':<24}{assembly.stacking}: this device runs one microbatch a call")
         resuming = f", resuming after step {start_step}" if start_step else ""
         console.print(f"run: {folder.path}, {last_step} steps{resuming}")
-    if start_step >= last_step:
+    stopped_early = EarlyStop(experiment.run.stop, meta.get("early_stop")).reason
+    if start_step >= last_step or stopped_early is not None:
         if not quiet:
-            console.print(f"nothing to do: the checkpoint is of step {start_step}")
+            why = f", where the run stopped early: {stopped_early}" if stopped_early is not None else ""
+            console.print(f"nothing to do: the checkpoint is of step {start_step}{why}")
         return
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(folder))
@@ -129,7 +132,7 @@ def command(
                 last_step=last_step,
                 stop=lambda: bool(stopped),
             )
-            training.restore(tensors)
+            training.restore(tensors, meta)
             tensors.clear()
             try:
                 reached = training.run()
@@ -138,9 +141,12 @@ def command(
                     code = error.diagnostics[0].code if isinstance(error, DiagnosticError) else None
                     mark_ended(folder.status, "failed" if code else "interrupted", code)
                 raise
+        reason = training.early_stop.reason
         if not quiet:
             console.print(training.memory)
-    if reached < last_step:
+            if reason is not None and reached < last_step:
+                console.print(f"stopped early at step {reached} of {last_step}, saved: {reason}")
+    if reached < last_step and reason is None:
         if not quiet:
             console.print(f"interrupted after step {reached}, saved; continue with --resume latest")
         sys.exit(INTERRUPTED)

@@ -7,6 +7,6 @@ command line renders them. Every code stands in `CODES`. Only `sexpgpu.source` l
 from sexpgpu.diagnostics.codes import CODES
 from sexpgpu.diagnostics.diagnostic import Diagnostic, DiagnosticError, Label
 from sexpgpu.diagnostics.nearest import nearest
-from sexpgpu.diagnostics.render import hint, render
+from sexpgpu.diagnostics.render import hint, render, visible
 
-__all__ = ["CODES", "Diagnostic", "DiagnosticError", "Label", "hint", "nearest", "render"]
+__all__ = ["CODES", "Diagnostic", "DiagnosticError", "Label", "hint", "nearest", "render", "visible"]

@@ -70,9 +70,9 @@ def _full(diagnostic: Diagnostic, command: str) -> str:
     if not marks and remedies:
         headline, remedies = f"{headline}; {remedies[0]}", remedies[1:]
     width = max((len(str(mark.span.line)) for mark in marks), default=1)
-    lines = [_visible(headline)]
+    lines = [visible(headline)]
     for arrow, group in zip(_arrows(), _by_source(marks), strict=False):
-        lines.append(f"{' ' * width}{arrow} {_visible(str(group[0].span))}")
+        lines.append(f"{' ' * width}{arrow} {visible(str(group[0].span))}")
         lines.extend(_source_lines(group, width))
     lines.extend(_remark("help", text, width) for text in remedies)
     lines.extend(_remark("note", text, width) for text in diagnostic.notes)
@@ -134,7 +134,7 @@ def _marked_line(source: Source, line: int, marks: list[_Mark], width: int) -> I
         first, end = _within(mark.span, start, text)
         left = excerpt.columns[first]
         underline = ("^" if mark.primary else "-") * max(1, excerpt.columns[end] - left)
-        yield f"{' ' * width} | {' ' * left}{underline} {_visible(mark.message)}".rstrip()
+        yield f"{' ' * width} | {' ' * left}{underline} {visible(mark.message)}".rstrip()
 
 
 def _within(span: Span, line_start: int, text: str) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def _cells(text: str) -> list[tuple[str, int]]:
         if character == "\t":
             cell, width = " " * (TAB_COLUMNS - column % TAB_COLUMNS), TAB_COLUMNS - column % TAB_COLUMNS
         else:
-            cell = _visible(character)
+            cell = visible(character)
             width = _width(cell)
         cells.append((cell, width))
         column += width
@@ -185,17 +185,17 @@ def _width(character: str) -> int:
     return 2 if unicodedata.east_asian_width(character) in ("W", "F") else 1
 
 
-def _visible(text: str) -> str:
-    """Text that cannot steer a terminal: control and direction characters become a replacement mark."""
+def visible(text: str, kept: str = "\n") -> str:
+    """Text that cannot steer a terminal: control and direction characters but `kept` become a replacement mark."""
     if text.isprintable():
         return text
     hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
-    return "".join("\ufffd" if c != "\n" and unicodedata.category(c) in hidden else c for c in text)
+    return "".join("\ufffd" if c not in kept and unicodedata.category(c) in hidden else c for c in text)
 
 
 def _remark(kind: str, text: str, width: int) -> str:
     lead = f"{' ' * width} = {kind}: "
-    return lead + _visible(text).replace("\n", "\n" + " " * len(lead))
+    return lead + visible(text).replace("\n", "\n" + " " * len(lead))
 
 
 # --- concise and json ---------------------------------------------------------------------------------------
@@ -203,7 +203,7 @@ def _remark(kind: str, text: str, width: int) -> str:
 
 def _concise(diagnostic: Diagnostic, command: str) -> str:
     place = f"sexpgpu {command}" if diagnostic.span is None else str(diagnostic.span)
-    return _visible(f"{place}: {diagnostic.code}: {diagnostic.message}")
+    return visible(f"{place}: {diagnostic.code}: {diagnostic.message}")
 
 
 def _json(diagnostic: Diagnostic, command: str) -> str:

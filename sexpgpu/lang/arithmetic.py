@@ -12,7 +12,7 @@ from functools import reduce as fold
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
-from sexpgpu.ir.graph import Value
+from sexpgpu.ir.graph import NOWHERE, Origin, Value
 from sexpgpu.ir.opdef import OPS, OpDef
 from sexpgpu.ir.ops.arithmetic import INTEGER_BITS
 from sexpgpu.ir.types import TensorType, TypeFault
@@ -87,16 +87,17 @@ def _host(el: Elaborator, op: str, args: Sequence[Any]) -> HostScalar:
         el.fail("E-TYPE-001", f"`{op}` takes integers; {kind_of(args[0])} is a float", help="(floor (/ step n))")
     b = el.schedule.builder
     values = []
-    for arg in args:
-        if isinstance(arg, HostScalar):
-            values.append(arg.value)
-        elif is_number(arg):
-            values.append(b.constant(float(arg), SCALAR_F64))
-        elif isinstance(arg, bool):
-            values.append(b.constant(arg, SCALAR_F64.with_dtype("bool")))
-        else:
-            el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}")
-    return HostScalar(b.op(operation(op, args).name, *values))
+    with b.at(Origin(el.place(el.stack[-1])) if el.stack else NOWHERE):
+        for arg in args:
+            if isinstance(arg, HostScalar):
+                values.append(arg.value)
+            elif is_number(arg):
+                values.append(b.constant(float(arg), SCALAR_F64))
+            elif isinstance(arg, bool):
+                values.append(b.constant(arg, SCALAR_F64.with_dtype("bool")))
+            else:
+                el.fail("E-TYPE-006", f"`{op}` of {' and '.join(kind_of(a) for a in args)}")
+        return HostScalar(b.op(operation(op, args).name, *values))
 
 
 def _weighted(el: Elaborator, op: str, args: Sequence[Any]) -> Weighted:

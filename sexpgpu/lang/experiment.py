@@ -167,6 +167,20 @@ class CheckpointRule:
     keep: int = 3
 
 
+@dataclass(frozen=True, slots=True)
+class StopRule:
+    """`:stop (patience n SERIES)`: the run ends where `patience` values of `series` in a row bettered none before them.
+
+    every: the values that count are those of step 1 and of multiples of it. A value is better by more than `by`.
+    """
+
+    series: str
+    every: int
+    patience: int
+    by: float
+    rising: bool
+
+
 @dataclass(frozen=True, eq=False)
 class Run:
     """`defrun`: what a step does and what happens around it. A file of weights alone has one without name and steps."""
@@ -181,6 +195,11 @@ class Run:
     generate: tuple[Event, ...]
     diagnose: tuple[DiagnosticRule, ...]
     checkpoint: CheckpointRule
+    stop: StopRule | None = None
+
+    def prefix(self, update: Update) -> str:
+        """What the series of an update begin with."""
+        return f"train/{update.name}" if len(self.updates) > 1 else "train"
 
 
 @dataclass(frozen=True, eq=False)

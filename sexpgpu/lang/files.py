@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sexpgpu.data import Dataset, DataSpec, WeightFiles, open_dataset, open_weights
@@ -29,6 +29,22 @@ class Files:
     def stand_in(self, spec: DataSpec, faults: Sequence[Diagnostic]) -> Dataset | None:
         """Data to go on with where `dataset` raised `faults`; None: the faults are raised."""
         return None
+
+
+class Recorded(Files):
+    """The disk, but for the texts of an experiment as they were: `text` at `path`, `included` by paths from its folder.
+
+    Everything else, the data above all, is as it is on the disk now.
+    """
+
+    def __init__(self, path: Path, text: str, included: Mapping[str, str]) -> None:
+        folder = path.resolve().parent
+        self._texts = {path.resolve(): text} | {(folder / name).resolve(): each for name, each in included.items()}
+
+    def source(self, path: Path | str) -> Source:
+        """The text of a file as it was. Raises E-READ-001, E-READ-002."""
+        text = self._texts.get(Path(path).resolve())
+        return super().source(path) if text is None else Source(str(path), text)
 
 
 DISK = Files()

@@ -43,10 +43,23 @@ from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
 from sexpgpu.lang.scope import FileScope, Lazy, Poisoned, Scope
+from sexpgpu.lang.special import MAX_ROUNDS
+from sexpgpu.lang.stopping import stop_rule
 from sexpgpu.lang.storage import REDUCERS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
-from sexpgpu.lang.values import WILD, DataHandle, DType, Due, Function, HostScalar, OptimizerRule, Reference, kind_of
+from sexpgpu.lang.values import (
+    WILD,
+    DataHandle,
+    DType,
+    Due,
+    Function,
+    HostScalar,
+    OptimizerRule,
+    Patience,
+    Reference,
+    kind_of,
+)
 from sexpgpu.lang.warnings import too_large_to_try, unread_fields, unread_names
 from sexpgpu.lang.weights import WeightReader
 from sexpgpu.source import Source, Span
@@ -181,7 +194,7 @@ class _Loading(FormReader):
             collector.stop()
         assert declared is not None
         seed = collector.attempt(lambda: self._integer(declared, "seed", 0))
-        microbatches = collector.attempt(lambda: self._integer(declared, "microbatches", 1, 1))
+        microbatches = collector.attempt(lambda: self._microbatches(declared))
         times = collector.attempt(partial(self._times, declared))
         maker = LoaderMaker(self.el, self.module, seed or 0, microbatches or 1, times or {})
         for name in self.module.loaders:
@@ -199,11 +212,15 @@ class _Loading(FormReader):
             for d in self.module.generators.values()
             if not self._takes_values(d)
         }
+        patience = collector.attempt(partial(self._patience, declared))
         collector.stop()
         for average in self.module.averages.values():  # patterns are looked up among parameters that were all made
             collector.attempt(partial(self._over, average.keyed.get("over"), ()))
-        collector.stop()
         assert run is not None
+        if patience is not None:
+            stop = collector.attempt(partial(stop_rule, self.el, patience, run, evaluations))
+            run = replace(run, stop=stop)
+        collector.stop()
         averages = {name: a.of(self.el.world.parameters) for name, a in self.el.world.averages.items()}
         weights = WeightReader(self.el, self.module, self.el.world.parameters, self.el.world.states).read()
         return Experiment(
@@ -338,7 +355,8 @@ class _Loading(FormReader):
             value = self.el.eval(parameter.default, scope) if parameter.default is not None else None
             if parameter.name in given:
                 text = given[parameter.name]
-                if dataset is not None and (isinstance(value, tuple) or value is None):
+                off = value is None and parameter.default is not None and not isinstance(_number(text), str)
+                if dataset is not None and (isinstance(value, tuple) or value is None) and not off:
                     self.el.stack = [parameter.span or declared.span]
                     value = tuple(self.el.located(partial(dataset.encode, text)))
                 else:
@@ -482,6 +500,13 @@ class _Loading(FormReader):
             return [self.module.updates[r.name] for r in references]
         return [declared]
 
+    def _microbatches(self, declared: Declared) -> int:
+        found = self._integer(declared, "microbatches", 1, 1)
+        if found > MAX_ROUNDS:
+            self._fail("E-TYPE-005", f"`:microbatches` is at most {MAX_ROUNDS:,}, not {found:,}",
+                       declared.keyed["microbatches"].span)  # fmt: skip
+        return found
+
     def _times(self, declared: Declared) -> dict[str, int]:
         if not declared.name:
             return {}
@@ -500,7 +525,7 @@ class _Loading(FormReader):
             missing = partial(self._fail, "E-FORM-004", "a run needs `:steps`", declared.span, help=":steps 1000")
             collector.attempt(missing)
         steps = collector.attempt(partial(self._integer, declared, "steps", 1, 1))
-        microbatches = collector.attempt(partial(self._integer, declared, "microbatches", 1, 1))
+        microbatches = collector.attempt(partial(self._microbatches, declared))
         guard = collector.attempt(partial(self._word, declared, "on-nonfinite", ("stop", "skip")))
         evaluate = collector.attempt(partial(self._events, declared, "evaluate", "eval", steps))
         generate = collector.attempt(partial(self._events, declared, "generate", "generator", steps))
@@ -510,6 +535,16 @@ class _Loading(FormReader):
             declared.name, tuple(updates), microbatches, steps, seed, guard, evaluate, generate,
             self._diagnostics(declared, updates), checkpoint,
         )  # fmt: skip
+
+    def _patience(self, declared: Declared) -> Patience | None:
+        form = declared.keyed.get("stop")
+        if form is None:
+            return None
+        value = self._eval(form)
+        if not isinstance(value, Patience):
+            self._fail("E-TYPE-006", f"`:stop` is (patience n SERIES), not {kind_of(value)}", form.span)
+        assert isinstance(value, Patience)
+        return value
 
     def _events(self, declared: Declared, key: str, kind: str, steps: int) -> tuple[Event, ...]:
         form = declared.keyed.get(key)

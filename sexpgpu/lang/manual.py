@@ -73,6 +73,7 @@ LIBRARY: Mapping[str, tuple[str, str]] = {
     "layers": ("function", "Library: layers"),
     "recurrent": ("function", "Library: recurrent layers"),
     "losses": ("function", "Library: losses"),
+    "sampling": ("function", "Library: sampling"),
     "initialisers": ("initialiser", "Library: initialisers"),
     "optimizers": ("optimizer", "Library: optimizers"),
     "schedules": ("schedule", "Library: schedules"),

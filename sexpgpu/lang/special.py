@@ -5,6 +5,7 @@ Each takes the elaborator, the whole form and the scope; parts are evaluated as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.parts import due_every, need, options, pairs, test
 from sexpgpu.lang.patterns import bind_pattern, parse_parameters, pattern_names
 from sexpgpu.lang.scope import POISON, Scope
-from sexpgpu.lang.values import Due, Function, HostScalar, Next, Proposal, kind_of
+from sexpgpu.lang.values import Due, Function, HostScalar, Next, Patience, Proposal, kind_of
 from sexpgpu.source import Span
 from sexpgpu.syntax import Form, Keyword, List, Symbol
 from sexpgpu.transform.autodiff import differentiate
@@ -296,6 +297,27 @@ def _due(el: Elaborator, n: int) -> HostScalar:
     return HostScalar(el.schedule.builder.op("or", multiple.value, first.value))
 
 
+def _patience(el: Elaborator, form: List, scope: Scope) -> Patience:
+    shape = '(patience n "SERIES" :by 0.0 :best lowest)'
+    plain, keyed = options(el, form.items[1:], ("by", "best"), "patience")
+    if len(plain) != 2:
+        el.fail("E-FORM-001", f"this form is {shape}", form.span)
+    num, series = el.size(el.eval(plain[0], scope), plain[0].span), el.eval(plain[1], scope)
+    if num < 1:
+        el.fail("E-TYPE-005", "`patience` counts from 1", plain[0].span)
+    if not isinstance(series, str):
+        el.fail("E-TYPE-006", f"`patience` waits for a series, not for {kind_of(series)}", plain[1].span,
+                help="the name of a series as `metrics.jsonl` has it, such as \"eval/validation/nll\"")  # fmt: skip
+    by = el.eval(keyed["by"], scope) if "by" in keyed else 0.0
+    if isinstance(by, bool) or not isinstance(by, int | float) or not 0 <= by < math.inf:
+        el.fail("E-TYPE-006", f"`:by` is a number from 0 on, not {kind_of(by)}", keyed["by"].span)
+    best = keyed.get("best")
+    if best is not None and (not isinstance(best, Symbol) or best.name not in ("lowest", "highest")):
+        el.fail("E-FORM-003", "`:best` is one of lowest highest", best.span)
+    rising = isinstance(best, Symbol) and best.name == "highest"
+    return Patience(num, series, float(by), rising, plain[1].span)
+
+
 def _error(el: Elaborator, form: List, scope: Scope) -> Any:
     need(el, form, 1, 1, '(error "…")')
     el.fail("E-CALL-003", str(el.eval(form.items[1], scope)), form.span)
@@ -320,6 +342,7 @@ SPECIALS: dict[str, Any] = {
     "propose": _propose,
     "grad": _grad,
     "every": _every,
+    "patience": _patience,
     "error": _error,
     "warning": _warning,
 }

@@ -225,6 +225,8 @@ def _include(el: Elaborator, module: Module, form: List) -> None:
         ways = " includes ".join(p.name for p in (*module.chain[module.chain.index(resolved) :], resolved))
         el.fail("E-FORM-002", f"the file includes itself: {ways}", written.span)
     if resolved not in module.files:
+        if resolved.exists() and not resolved.is_file() and not resolved.is_dir():
+            el.fail("E-READ-001", f"cannot open `{path}`: it is a device or a pipe", written.span)
         try:
             # A name that begins with `std/` would pass for the library.
             source = module.disk.source(f"./{path}" if str(path).startswith("std/") else path)
@@ -275,7 +277,7 @@ def _declared(
 UPDATE_KEYS = ("loss", "loader", "over", "optimizer", "clip", "times", "every")
 RUN_KEYS = (
     "loader", "loss", "over", "optimizer", "clip", "updates", "microbatches", "steps", "seed", "on-nonfinite",
-    "evaluate", "generate", "diagnose", "checkpoint",
+    "stop", "evaluate", "generate", "diagnose", "checkpoint",
 )  # fmt: skip
 
 FORMS: dict[str, TopLevel] = {

@@ -145,6 +145,17 @@ class Due:
     options: dict[str, Any] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """`(patience n SERIES …)`: how long a run goes on without a better value of a series. by: the least that counts."""
+
+    num: int
+    series: str
+    by: float
+    rising: bool
+    span: Span
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class DataHandle:
     """`defdata`: an opened dataset."""
@@ -210,6 +221,8 @@ def kind_of(value: object) -> str:
             return "a `propose` form"
         case Due():
             return "an `every` form"
+        case Patience():
+            return "a `patience` form"
         case Wild():
             return "`_`"
         case Part():

@@ -122,3 +122,12 @@ def common_checkpoint(first: Sequence[Saved], second: Sequence[Saved]) -> tuple[
         return None
     step = max(steps)
     return step, state_digest(ours[step].path) == state_digest(theirs[step].path)
+
+
+def equal_checkpoint(first: Sequence[Saved], second: Sequence[Saved], before: int) -> tuple[int, Path | None]:
+    """The last step before `before` that both have saved with the same bytes, and the first's; 0 if there is none."""
+    ours, theirs = ({s.step: s.path for s in each if not s.superseded and not s.damage} for each in (first, second))
+    for step in sorted(ours.keys() & theirs.keys(), reverse=True):
+        if step < before and state_digest(ours[step]) == state_digest(theirs[step]):
+            return step, ours[step]
+    return 0, None

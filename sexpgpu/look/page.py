@@ -17,6 +17,7 @@ from sexpgpu.look.record import RunRecord, Saved, heartbeat_s, why_kept
 from sexpgpu.look.series import Series, best_evaluation, duration, rises, short
 from sexpgpu.plan.memory import shown_size
 from sexpgpu.train import files
+from sexpgpu.train.folder import sample_name
 
 MAX_SAMPLES = 12
 """Of each generator; more are spread evenly over the run, the first and the last among them."""
@@ -71,6 +72,8 @@ def headline(run: RunRecord) -> str:
     when = others.get(run.state.kind, f" after {reached}")
     code = f" with {run.state.code}" if run.state.code else ""
     sentences = [f"The run {_TOLD[run.state.kind]}{code}{when}{_in_time(run)}."]
+    if run.status.get("stopped"):
+        sentences.append(f"It stopped early: {run.status['stopped']}.")
     if run.state.kind in ("interrupted", "killed") and run.status.get("last_checkpoint"):
         sentences.append("`--resume` goes on from its newest checkpoint.")
     loss = main_loss(run)
@@ -303,7 +306,7 @@ def _samples(run: RunRecord) -> str:
 
 def _sample(run: RunRecord, generator: str, note: Mapping[str, Any]) -> str:
     step = int(note["step"])
-    picture = run.folder.samples / f"{generator}-{step:08d}.png"
+    picture = run.folder.samples / f"{sample_name(generator, step)}.png"
     if picture.exists():
         with files.explaining("read", picture):
             data = picture.read_bytes()
@@ -344,7 +347,7 @@ def _memory(run: RunRecord) -> str:
 
 
 def _notes(run: RunRecord) -> str:
-    notes = [n for n in run.stream.annotations if n["annotation"] not in ("sample", "memory", "failed")]
+    notes = [n for n in run.stream.annotations if n["annotation"] not in ("sample", "memory", "stacking", "failed")]
     if not notes:
         return ""
     rows = "".join(

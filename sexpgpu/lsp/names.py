@@ -24,7 +24,7 @@ KINDS = {
 """What each top-level form defines."""
 
 WORDS = frozenset((
-    "reduce", "on-nonfinite", "last", "by", "order",
+    "reduce", "on-nonfinite", "last", "by", "order", "best",
 ))  # fmt: skip
 """Keywords of special and top-level forms whose value is a bare word, not a name."""
 

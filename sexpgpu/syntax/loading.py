@@ -10,6 +10,9 @@ from pathlib import Path
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, nearest
 from sexpgpu.source import Source, Span
 
+MAX_BYTES = 64 << 20
+"""Of a file of forms: an endless one, such as a device, must not fill the memory."""
+
 
 def load_source(path: str | Path) -> Source:
     """The text of a file, under the name by which the user called it.
@@ -17,9 +20,18 @@ def load_source(path: str | Path) -> Source:
     Raises: E-READ-001 when the file cannot be opened, E-READ-002 when it is not UTF-8.
     """
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         raise DiagnosticError(_unopened(Path(path), error)) from error
+    if len(data) > MAX_BYTES:
+        raise DiagnosticError(
+            Diagnostic(
+                "E-READ-001",
+                f"`{path}` has more than {MAX_BYTES >> 20} MiB, which no experiment has",
+                help=("name a file of forms; data belongs into files of its own, which `defdata` opens",),
+            )
+        )
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -63,7 +63,7 @@ def _search(graph: Graph, given: Sequence[Array]) -> tuple[Finding | None, list[
             kind = "the field" if name.startswith(FEED + "batch.") else "the input"
             bare = name.removeprefix(SLOT).removeprefix(FEED).removeprefix("batch.")
             return Finding(f"{kind} `{bare}` holds {_extent(array)}", None), []
-    ctx, last = Context(), _last_uses(graph)
+    ctx, last = Context(), last_uses(graph)
     known: dict[Value, Array] = dict(zip(graph.inputs, given, strict=True))
     infinite: Finding | None = None
     for index, node in enumerate(graph.nodes):
@@ -113,7 +113,7 @@ def _extent(array: Array) -> str:
     return f"{float(wide[first])}{at}{count}{rest}"
 
 
-def _last_uses(graph: Graph) -> dict[int, list[Value]]:
+def last_uses(graph: Graph) -> dict[int, list[Value]]:
     """Values by the index of the last node that reads them; outputs of the graph are never let go."""
     kept, last = set(graph.output_values), dict[Value, int]()
     for index, node in enumerate(graph.nodes):
@@ -128,7 +128,7 @@ def _last_uses(graph: Graph) -> dict[int, list[Value]]:
 
 def _held_bytes(graph: Graph) -> int:
     """The most that values of the graph hold at once."""
-    last = _last_uses(graph)
+    last = last_uses(graph)
     held = most = sum(v.type.num_bytes for v in graph.inputs)
     for index, node in enumerate(graph.nodes):
         held += 0 if node.op == "input" else sum(t.num_bytes for t in node.types)

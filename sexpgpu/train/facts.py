@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +34,7 @@ def experiment_facts(experiment: Experiment, last_step: int) -> dict[str, Any]:
         "microbatches": run.microbatches,
         "seed": run.seed,
         "checkpoint": {"every": run.checkpoint.every, "keep": run.checkpoint.keep},
+        "stop": None if run.stop is None else asdict(run.stop),
         "parameters": experiment.num_parameters,
         "tensors": len(experiment.parameters),
     }

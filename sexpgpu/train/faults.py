@@ -51,11 +51,11 @@ def non_finite(
 ) -> DiagnosticError:
     """E-RUN-001: a proposal is not finite, and where the step first met such a value, if that was found."""
     place = first.span if first is not None and first.span is not None and not first.span.source.is_library else None
-    shown = ", ".join(f"`{name}`" for name in bad[:3]) + (f" and {len(bad) - 3} more" if len(bad) > 3 else "")
     return DiagnosticError(
         Diagnostic(
             "E-RUN-001",
-            f"step {step}: `{update.name}` proposes values that are not finite for {shown}; its loss is {_shown(loss)}",
+            f"step {step}: `{update.name}` proposes values that are not finite for {_some(bad)}; "
+            f"its loss is {_shown(loss)}",
             place or update.span,
             labels=(Label(place, first.text),) if first is not None and place is not None else (),
             help=(
@@ -67,6 +67,19 @@ def non_finite(
             ),
         )
     )
+
+
+def skipped_line(step: int, update: str, bad: Sequence[str], cause: Finding | None) -> str:
+    """What is said of an update that `:on-nonfinite skip` left out. cause: of the first such update alone."""
+    text = f"step {step}: the update `{update}` was skipped, its proposals for {_some(bad)} were not finite"
+    if cause is None:
+        return text
+    place = "" if cause.span is None else f"{cause.span}: "
+    return f"{text}\n  {place}{cause.text}"
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _shown(value: float) -> str:

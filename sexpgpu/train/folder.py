@@ -70,6 +70,12 @@ class RunFolder:
         return self.metrics.exists() or self.checkpoints.exists()
 
 
+def sample_name(generator: str, step: int) -> str:
+    """What the file of a sample is called, without its ending: one name, wherever a generator's own would lead."""
+    name = generator.replace("%", "%25").replace("/", "%2F").replace("\0", "%00")
+    return f"{name}-{step:08d}"
+
+
 @contextlib.contextmanager
 def held(folder: RunFolder) -> Iterator[None]:
     """Keep a run's folder to this process; the system lets go of it with the process, however that ends.

@@ -15,14 +15,19 @@ ONE: Array = np.asarray(1, np.float32)
 
 
 def weighted_mean(values: Sequence[Array], weights: Sequence[Array]) -> tuple[Array, np.float32]:
-    """ΣWV/ΣW, left to right, and ΣW; where ΣW is 0 the value is NaN."""
-    total: Array = np.asarray(values[0], np.float32) * np.float32(weights[0])
+    """ΣWV/ΣW, left to right, and ΣW; where ΣW is 0 the value is NaN. What has weight 0 counts for nothing, NaN too."""
+    total = _share(values[0], weights[0])
     weight = np.float32(weights[0])
     for value, w in zip(values[1:], weights[1:], strict=True):
-        total = total + np.asarray(value, np.float32) * np.float32(w)
+        total = total + _share(value, w)
         weight = np.float32(weight + np.float32(w))
     with np.errstate(all="ignore"):
         return np.asarray(total / weight, np.float32), weight
+
+
+def _share(value: Array, weight: Array) -> Array:
+    wide = np.asarray(value, np.float32)
+    return wide * np.float32(weight) if weight else np.zeros_like(wide)
 
 
 def fold(reduce: str, values: Sequence[Array], weights: Sequence[Array]) -> Array:

@@ -15,6 +15,7 @@ from sexpgpu.ir.program import Program
 from sexpgpu.lang.experiment import Experiment, GeneratorGraphs
 from sexpgpu.train.faults import stop_on_faults
 from sexpgpu.train.files import explaining
+from sexpgpu.train.folder import sample_name
 from sexpgpu.train.keys import stream_key
 from sexpgpu.train.pictures import save_pictures
 from sexpgpu.train.schedule import HostSchedule
@@ -132,7 +133,7 @@ def _text(
 
 def save_sample(folder: Path, generator: GeneratorGraphs, sample: Sample, step: int) -> Path:
     """Write a sample under `folder`: text as .txt, pictures as .png, anything else as .npz. Raises E-IO-001."""
-    stem = f"{generator.name}-{step:08d}"
+    stem = sample_name(generator.name, step)
     with explaining("write a sample under", folder):
         folder.mkdir(parents=True, exist_ok=True)
         if sample.text is not None:

@@ -21,9 +21,9 @@ from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import Experiment, Update
 from sexpgpu.plan.memory import ProgramPlan, shown_size
 from sexpgpu.train import checkpoint as checkpoints
-from sexpgpu.train.blame import first_non_finite
+from sexpgpu.train.blame import Finding, first_non_finite
 from sexpgpu.train.evaluation import run_evaluation
-from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
+from sexpgpu.train.faults import non_finite, skipped_line, stop_on_faults, zero_weight
 from sexpgpu.train.folder import RunFolder
 from sexpgpu.train.folds import apply_after, fold_measures, microbatch_results, weighted_mean
 from sexpgpu.train.generation import run_generator, save_sample
@@ -36,6 +36,7 @@ from sexpgpu.train.phases import Assembly
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.schedule import HostSchedule
 from sexpgpu.train.status import StatusFile
+from sexpgpu.train.stopping import EarlyStop
 
 
 def memory_line(peak_bytes: int, planned_bytes: int, unplanned_bytes: int) -> str:
@@ -53,7 +54,11 @@ def due(step: int, every: int, last_step: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What one update of one step gave: its last time, but for what was skipped, which counts all `:times`."""
+    """What one update of one step gave: its last time, but for what was skipped, which counts all `:times`.
+
+    bad: parameters and states whose proposals were not finite, of the last time that was skipped. cause: where the
+    first update that this process skipped left the finite numbers; to find that takes another step on the host.
+    """
 
     loss: float
     weight: float
@@ -61,10 +66,12 @@ class StepResult:
     diagnostics: Mapping[str, float]
     gradient_norm: float | None
     num_skipped: int
+    bad: tuple[str, ...] = ()
+    cause: Finding | None = None
 
 
 class Stepper:
-    """Runs steps on a session. Holds nothing but the position of the loaders' prefetching."""
+    """Runs steps on a session. Holds the position of the loaders' prefetching, and what it has explained."""
 
     def __init__(self, experiment: Experiment, assembly: Assembly, session: Session, last_step: int) -> None:
         self.experiment = experiment
@@ -73,6 +80,7 @@ class Stepper:
         self.last_step = last_step
         self.schedule = HostSchedule(assembly.program.schedule)
         self._prefetchers: dict[str, Prefetcher[dict[str, Array]]] = {}
+        self._explained: set[str] = set()
         self._phases = {phase.name: phase for phase in assembly.program.phases}
 
     def initialise(self) -> None:
@@ -86,8 +94,7 @@ class Stepper:
             if _is_due(update, step):
                 for time_of in range(update.times):
                     result = self._update(update, step, time_of)
-                    before = found[update.name].num_skipped if update.name in found else 0
-                    found[update.name] = replace(result, num_skipped=before + result.num_skipped)
+                    found[update.name] = _after(found.get(update.name), result)
         return found
 
     def close(self) -> None:
@@ -174,11 +181,16 @@ class Stepper:
         loss, weight = weighted_mean(values, weights)
         if weight == 0:
             raise zero_weight(update, step)
-        if not commit.committed and self.experiment.run.on_nonfinite == "stop":
+        bad: tuple[str, ...] = ()
+        cause: Finding | None = None
+        if not commit.committed:
             leaves = self.assembly.updates[update.name].leaves
-            bad = [name for name, ok in zip(leaves, commit.results["finite"], strict=True) if not ok]
-            first = first_non_finite(self.assembly.program, calls, lambda slot: self.session.read(slot).result())
-            raise non_finite(update, step, float(loss), bad, first)
+            bad = tuple(name for name, ok in zip(leaves, commit.results["finite"], strict=True) if not ok)
+            if update.name not in self._explained:
+                self._explained.add(update.name)
+                cause = first_non_finite(self.assembly.program, calls, lambda slot: self.session.read(slot).result())
+            if self.experiment.run.on_nonfinite == "stop":
+                raise non_finite(update, step, float(loss), bad, cause)
         measures = [m for m in update.objective.measures if due(step, m.every, self.last_step)]
         norm = commit.results.get("gradient-norm")
         return StepResult(
@@ -188,6 +200,8 @@ class Stepper:
             self._diagnostics(commit, diagnosing),
             None if norm is None else float(norm),
             int(not commit.committed),
+            bad,
+            cause,
         )
 
     def _diagnostics(self, commit: Outputs, diagnosing: set[str]) -> dict[str, float]:
@@ -199,6 +213,16 @@ class Stepper:
                 if rule in diagnosing:
                     found[f"{rule}/{group}"] = float(apply_after(rules[rule].after, value))
         return found
+
+
+def _after(before: StepResult | None, result: StepResult) -> StepResult:
+    """The result of an update that had one in this step already."""
+    if before is None:
+        return result
+    num_skipped = before.num_skipped + result.num_skipped
+    return replace(
+        result, num_skipped=num_skipped, bad=result.bad or before.bad, cause=before.cause or result.cause
+    )
 
 
 def _is_due(update: Update, step: int) -> bool:
@@ -249,17 +273,20 @@ class Training:
         self.stop = stop
         self.stepper = Stepper(experiment, assembly, session, last_step)
         self.saved_step = start_step
+        self.early_stop = EarlyStop(experiment.run.stop)
         self.memory = ""
 
-    def restore(self, tensors: Mapping[str, Array]) -> None:
-        """Put a checkpoint's tensors into the slots."""
+    def restore(self, tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
+        """Put a checkpoint's tensors into the slots, and take up what else it knows."""
         for name, value in tensors.items():
             self.session.write(name, value)
+        self.early_stop = EarlyStop(self.experiment.run.stop, meta.get("early_stop"))
 
     def run(self) -> int:
-        """Steps from after `start_step` to `last_step`, or until `stop` says so; gives the last step made.
+        """Steps from after `start_step` to `last_step`, or until `stop` or the run's patience says so; gives the last
+        step made.
 
-        Afterwards `memory` compares what was held with the plan.
+        Afterwards `memory` compares what was held with the plan, and `early_stop.reason` says whether it was patience.
         Raises DiagnosticError where a step fails; what was saved before stays.
         """
         with ExitStack() as stack:
@@ -268,11 +295,15 @@ class Training:
             self.status = StatusFile(self.folder.status, time.time)
             stack.callback(self.stepper.close)
             step = self.start_step
+            self._note_plan(step + 1)
             try:
                 if self.start_step == 0:
                     self.stepper.initialise()
                 for step in self._steps():
                     self._events(step)
+                    if self.early_stop.reason is not None and step < self.last_step:
+                        self._stop_early(step, self.early_stop.reason)
+                        break
                 if self.saved_step != step:
                     self._save(step)
             except DiagnosticError as error:
@@ -282,16 +313,28 @@ class Training:
                     self.status.update(step=step, force=True)
                 raise
             self._compare_memory(step)
-            self.status.update(phase="done" if step >= self.last_step else "interrupted", step=step, force=True)
+            done = step >= self.last_step or self.early_stop.reason is not None
+            self.status.update(phase="done" if done else "interrupted", step=step, force=True)
             return step
+
+    def _note_plan(self, step: int) -> None:
+        """What was decided before the first step that this process makes."""
+        at, k = self.plan.peak_at, self.assembly.stacking
+        phase, place = (None, None) if at is None else (at.phase, at.origin.place)
+        text = f"memory: {shown_size(self.plan.peak_bytes)} planned" + (f", fullest in {phase}" if phase else "")
+        where = None if place is None else str(place)
+        self.metrics.annotate(step, "memory", text, **self._planned(), fullest_phase=phase, fullest_place=where)
+        self.metrics.annotate(step, "stacking", f"stacking {k}: microbatches in one call", stacking=k)
 
     def _compare_memory(self, step: int) -> None:
         peak = self.session.peak_bytes()
         self.memory = memory_line(peak, self.plan.peak_bytes, self.session.unplanned_bytes())
+        self.metrics.annotate(step, "memory", self.memory, peak_bytes=peak, **self._planned())
+
+    def _planned(self) -> dict[str, int]:
+        """The plan's peak and its parts, as fields of an annotation."""
         parts = {f"{n} bytes".replace("'", "").replace(" ", "_"): size for n, size in self.plan.parts().items()}
-        self.metrics.annotate(
-            step, "memory", self.memory, peak_bytes=peak, planned_bytes=self.plan.peak_bytes, **parts
-        )
+        return {"planned_bytes": self.plan.peak_bytes, **parts}
 
     def _steps(self) -> Iterator[int]:
         tokens = self._tokens_per_step()
@@ -328,17 +371,19 @@ class Training:
 
     def _record(self, step: int, results: Mapping[str, StepResult], elapsed_ms: float, tokens: int | None) -> None:
         points: dict[str, Any] = {}
-        several = len(self.experiment.run.updates) > 1
+        prefixes = {update.name: self.experiment.run.prefix(update) for update in self.experiment.run.updates}
         for name, result in results.items():
-            prefix = f"train/{name}" if several else "train"
+            prefix = prefixes[name]
             points[f"{prefix}/loss"] = result.loss
             if result.gradient_norm is not None:
                 points[f"{prefix}/gradient-norm"] = result.gradient_norm
             points.update({f"{prefix}/{path}": v for path, v in result.measures.items()})
             points.update({f"{prefix}/{path}": v for path, v in result.diagnostics.items()})
             if result.num_skipped:
-                text = f"step {step}: the update `{name}` was skipped, its proposals were not finite"
-                self.metrics.annotate(step, "skipped", text, update=name, count=result.num_skipped)
+                text = skipped_line(step, name, result.bad, result.cause)
+                self.metrics.annotate(
+                    step, "skipped", text, update=name, count=result.num_skipped, tensors=list(result.bad)
+                )
                 self.progress.line(text)
         points["runtime/step_ms"] = elapsed_ms
         if tokens:
@@ -346,6 +391,7 @@ class Training:
         points["runtime/peak_bytes"] = self.session.peak_bytes()
         points["runtime/held_bytes"] = self.session.held_bytes()
         self.metrics.points(step, points)
+        self.early_stop.see(step, points)
 
     def _events(self, step: int) -> None:
         run = self.experiment.run
@@ -359,6 +405,18 @@ class Training:
         if every is not None and due(step, every, self.last_step):
             self._save(step)
 
+    def _stop_early(self, step: int, reason: str) -> None:
+        """This step turns out to be the last one: what is due then, and was not due before, and the word on why."""
+        run = self.experiment.run
+        for event in run.evaluate:
+            if not due(step, event.every, self.last_step):
+                self._evaluate(step, event.name)
+        for event in run.generate:
+            if not due(step, event.every, self.last_step):
+                self._generate(step, event.name)
+        self.metrics.annotate(step, "stopped", f"stopped early at step {step}: {reason}")
+        self.status.update(stopped=reason)
+
     def _evaluate(self, step: int, name: str) -> None:
         found = run_evaluation(
             self.experiment,
@@ -369,6 +427,7 @@ class Training:
             step,
         )
         self.metrics.points(step, found)
+        self.early_stop.see(step, found)
         scalars = [f"{k.removeprefix(f'eval/{name}/')} {float(v):.4f}" for k, v in found.items() if np.ndim(v) == 0]
         self.progress.line(f"step {step:>6}  {name}: {'  '.join(scalars)}")
 
@@ -395,6 +454,8 @@ class Training:
             "included": dict(self.experiment.included),
             "roles": {slot.name: slot.role for slot in slots},
         }
+        if self.early_stop.rule is not None:
+            meta["early_stop"] = self.early_stop.record()
         path = checkpoints.save(self.folder.checkpoints, step, tensors, meta)
         checkpoints.prune(self.folder.checkpoints, max(1, self.experiment.run.checkpoint.keep))
         self.saved_step = step

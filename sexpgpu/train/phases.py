@@ -39,6 +39,8 @@ from sexpgpu.transform.passes import FINAL_PASSES, forward_passes, run_passes
 
 WEIGHTS = "weights."
 """Prefix of the feeds of `initialise` that bring published weights."""
+GRADIENT_NORM = "gradient-norm"
+"""What stands for the norm that `:clip` bounds among the leaves of an update."""
 CLIP_EPSILON = 1e-6
 """Added to the gradient norm that `:clip` divides by."""
 
@@ -47,8 +49,8 @@ CLIP_EPSILON = 1e-6
 class UpdateNames:
     """What the loop must know of an update's phases.
 
-    leaves: parameters and states, in the order of the result `finite`. diagnostics: (rule, group) in the order of the
-    results `diagnostic:RULE:GROUP`.
+    leaves: the norm that `:clip` bounds, parameters and states, in the order of the result `finite`. diagnostics:
+    (rule, group) in the order of the results `diagnostic:RULE:GROUP`.
     """
 
     leaves: tuple[str, ...]
@@ -213,7 +215,7 @@ class _UpdateParts:
             )
             for name in self.update.rules
         }
-        factor = self._factor(b, raw, outputs)
+        factor = self._factor(b, raw, outputs, finite)
         trios: dict[str, tuple[Value, Value, Value]] = {}
         for name, rule in self.update.rules.items():
             trios[name] = self._propose(b, name, rule, _scaled(b, raw[name], factor), outputs, finite)
@@ -246,8 +248,13 @@ class _UpdateParts:
         suffix = ".diagnosed" if rules else ""
         return _finish(f"update.{self.update.name}.commit{suffix}", b, outputs, "ok" if finite else None)
 
-    def _factor(self, b: Builder, raw: Mapping[str, Value], outputs: list[tuple[str, Value]]) -> Value | None:
-        """What gradients are multiplied by: one over the weight, and the clip. None is 1."""
+    def _factor(
+        self, b: Builder, raw: Mapping[str, Value], outputs: list[tuple[str, Value]], finite: list[Value]
+    ) -> Value | None:
+        """What gradients are multiplied by: one over the weight, and the clip. None is 1.
+
+        A norm that is infinite would make nothing of every gradient, so it is guarded like a proposal.
+        """
         microbatches = self.experiment.run.microbatches
         factor: Value | None = None
         if not self.unit_weight:
@@ -266,6 +273,7 @@ class _UpdateParts:
         if factor is not None:
             norm = b.mul(norm, factor)
         outputs.append((RESULT + "gradient-norm", norm))
+        self._guard(b, GRADIENT_NORM, (norm,), finite)
         clip = self.update.clip
         bound = b.constant(float(clip), SCALAR_F32) if not isinstance(clip, Value) else self._host(b, clip)
         ratio = b.div(bound, b.add(norm, b.constant(CLIP_EPSILON, SCALAR_F32)))

@@ -30,6 +30,7 @@ FIELDS = (
     "eta_s",
     "last_checkpoint",
     "error_code",
+    "stopped",
 )
 """The fields that a caller sets; `heartbeat` (ISO 8601, UTC) is written with them."""
 

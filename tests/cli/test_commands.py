@@ -17,6 +17,7 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import load_file
 
 from sexpgpu.backend.registry import open_device
+from sexpgpu.cli import generate
 from sexpgpu.cli.main import COMMANDS, main
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.opdef import OPS
@@ -304,8 +305,9 @@ def test_memory_that_does_not_suffice(folder: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_annotation_of_memory_has_its_parts(trained: Path) -> None:
     records = [json.loads(line) for line in (trained / "runs/lm/metrics.jsonl").read_text().splitlines()]
-    (found,) = [r for r in records if r.get("annotation") == "memory"]
-    assert found["parameters_bytes"] > 0 and found["planned_bytes"] >= found["parameters_bytes"]
+    before, after = [r for r in records if r.get("annotation") == "memory"]
+    assert before["parameters_bytes"] > 0 and before["planned_bytes"] >= before["parameters_bytes"]
+    assert (before["step"], after["step"]) == (1, 6) and after["planned_bytes"] == before["planned_bytes"]
 
 
 # --- overrides ----------------------------------------------------------------------------------------------
@@ -524,3 +526,9 @@ def test_doctor_says_what_can_be_opened() -> None:
     }
     assert rows.keys() == {"cpu", "metal", "cuda"} and rows["cpu"] == "yes"
     assert "numpy " in result.output and "Python " in result.output
+
+
+def test_a_sample_steers_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert generate._shown("a\x1b[31m\x9bb\tc\n") == "a\x1b[31m\x9bb\tc\n", "a pipe gets all of it"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert generate._shown("a\x1b[31m\x9bb\tc\n") == "a\ufffd[31m\ufffdb\tc\n"

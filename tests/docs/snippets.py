@@ -65,6 +65,8 @@ def write_files(folder: Path) -> None:
     draw = np.random.default_rng(0)
     label = np.arange(400, dtype=np.int32) % 10
     np.savez(folder / "digits.npz", image=draw.random((400, 64), np.float32), label=label)
+    scores = np.asarray([[1, 2, 3, 0], [5, 0, 0, 0]], np.float32)
+    np.savez(folder / "scores.npz", x=scores, kept=scores != 0)
     weights = {"qkv.w": draw.random((12, 16), np.float32), "qkv.b": draw.random(12, np.float32)}
     weights |= {"shift": np.ones(4, np.float32), "mask": np.zeros(3, np.float32)}
     np.savez(folder / "model.npz", **weights)

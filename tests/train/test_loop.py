@@ -14,6 +14,7 @@ from sexpgpu.backend.cpu.device import CpuDevice
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.lang.load import load_experiment
+from sexpgpu.train import loop
 from sexpgpu.train.checkpoint import find_latest, load
 from sexpgpu.train.evaluation import run_evaluation
 from sexpgpu.train.folder import RunFolder
@@ -401,11 +402,31 @@ def test_skip_leaves_that_update_out_and_goes_on(tmp_path: Path) -> None:
     assert [step for step, _ in series["train/loss"]] == [1, 2, 3, 4, 5, 6]
     assert series["train/loss"][3][1] == math.inf
     (said,) = [a for a in read_annotations(run.metrics) if a["annotation"] == "skipped"]
-    assert said["step"] == 4 and said["update"] == "go" and said["count"] == 1 and "`go`" in said["text"]
+    assert said["step"] == 4 and said["update"] == "go" and said["count"] == 1
+    assert said["tensors"] == ["net.w"]
+    headline, cause = said["text"].splitlines()
+    assert headline == "step 4: the update `go` was skipped, its proposals for `net.w` were not finite"
+    place = f"{tmp_path / 'file.sx'}:8:26"
+    assert cause == f"  {place}: the first value that is not finite: `mul` of 6.43776e+29 and 6.43776e+29 is inf at [0]"
     latest, _ = find_latest(run.checkpoints)
     assert latest is not None
     for name, value in load(latest).tensors.items():
         np.testing.assert_array_equal(value, after[name])
+
+
+def test_only_the_first_skipped_update_is_made_again_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+
+    def search(*arguments: object) -> None:
+        searched.append(arguments)
+
+    monkeypatch.setattr(loop, "first_non_finite", search)
+    text = HEAD + BLOWN.replace("GUARD", ":on-nonfinite skip")
+    with open_trial(tmp_path, text, {"x": np.where(HUGE == 2, HUGE[3], HUGE)}) as trial:
+        assert [trial.step()["go"].num_skipped for _ in range(6)] == [0, 1, 0, 1, 1, 0]
+    assert len(searched) == 1
 
 
 def test_every_time_that_was_skipped_counts(tmp_path: Path) -> None:
@@ -502,6 +523,13 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert peaks == sorted(peaks), "a high-water mark never falls"
     assert all(held <= peak for (_, held), peak in zip(series["runtime/held_bytes"], peaks, strict=True))
     assert series["train/loss"][-1][1] < series["train/loss"][0][1] / 2
+    plan, stacking, end = read_annotations(run.metrics)
+    assert (plan["step"], plan["annotation"], plan["fullest_phase"]) == (1, "memory", "update.go.commit")
+    assert plan["fullest_place"].startswith("std/optimizers.sx:")
+    assert sum(v for n, v in plan.items() if n.endswith("_bytes") and n != "planned_bytes") == plan["planned_bytes"]
+    assert (stacking["step"], stacking["annotation"], stacking["stacking"]) == (1, "stacking", 1)
+    assert (end["step"], end["annotation"], end["planned_bytes"]) == (20, "memory", plan["planned_bytes"])
+    assert end["peak_bytes"] >= peaks[-1]
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step-00000015", "step-00000020"]
     status = json.loads(run.status.read_text())
     assert (status["phase"], status["step"], status["last_checkpoint"]) == ("done", 20, "step-00000020")

@@ -93,6 +93,39 @@ def test_a_microbatch_that_is_all_masked_counts_for_nothing(tmp_path: Path) -> N
             np.testing.assert_allclose(cut[name], value, rtol=1e-11)
 
 
+BY_LIBRARY = "(mean-over (cross-entropy (net x) y) mask)"
+BY_HAND = """(let [n (sum (cast mask f32))]
+  (weighted (/ (sum (where mask (cross-entropy (net x) y) 0)) n) n))"""
+
+
+@pytest.mark.parametrize("loss", [BY_LIBRARY, BY_HAND], ids=["library", "hand"])
+@pytest.mark.parametrize("stacking", [1, 2])
+def test_eight_of_four_four_of_eight_and_one_of_32_agree_in_f32(tmp_path: Path, loss: str, stacking: int) -> None:
+    """Sequences of uneven length; rows 8 to 15 count for nothing, which is a whole microbatch of eight rows.
+
+    By hand its value is 0/0, and its weight 0.
+    """
+    lengths = RNG.integers(1, 5, 32)
+    lengths[8:16] = 0
+    data = {"x": X[:32], "y": Y[:32], "mask": np.arange(4) < lengths[:, None]}
+    text = masked(8).replace(":batch 6", ":batch 4").replace(BY_LIBRARY, loss)
+    seen = []
+    for micro in (8, 4, 1):
+        cut = text.replace(":batch 4", f":batch {32 // micro}").replace(":microbatches 8", f":microbatches {micro}")
+        with open_trial(tmp_path / str(micro), cut, data, stacking=min(stacking, micro)) as trial:
+            result = trial.step()["go"]
+            assert result.weight == lengths.sum()
+            seen.append((result.loss, raw_gradients(trial)))
+    loss_of_one, gradients = seen.pop()
+    largest = max(float(np.abs(g).max()) for g in gradients.values())
+    assert np.isfinite(loss_of_one) and largest > 0.01
+    for found_loss, found in seen:
+        assert found_loss == pytest.approx(loss_of_one, rel=4e-7)
+        assert found.keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            np.testing.assert_allclose(found[name], gradient, rtol=0, atol=4e-7 * largest, err_msg=name)
+
+
 def test_a_step_without_any_weight_is_refused(tmp_path: Path) -> None:
     with open_trial(tmp_path, masked(4), {"x": X, "y": Y, "mask": np.zeros_like(MASK)}) as trial:
         before = trial.read_all("parameter")
