@@ -20,7 +20,7 @@ def command(first: str, second: str) -> None:
     with 1 where they are not. Times and memory are no part of it.
     """
     from sexpgpu.look.compare import common_checkpoint, compare, configuration
-    from sexpgpu.look.record import find_run, read_run, saved
+    from sexpgpu.look.record import find_run, read_run, saved_by
 
     folders = find_run(first), find_run(second)
     a, b = (read_run(folder) for folder in folders)
@@ -41,7 +41,7 @@ def command(first: str, second: str) -> None:
         click.echo(f"numbers: {found.num_equal:,} equal before step {d.step}, then {d.series} differs:")
         for path, value in zip((f.path for f in folders), (d.first, d.second), strict=True):
             click.echo(f"  {value!r:<24} {value.hex():<24} {path}")
-    common = common_checkpoint(*(saved(folder) for folder in folders))
+    common = common_checkpoint(*(saved_by(folder) for folder in folders))
     if common is not None:
         step, same = common
         click.echo(f"checkpoint of step {step}: {'the same bytes' if same else 'other bytes'}")

@@ -41,7 +41,7 @@ def restored(
         with _initial(experiment, device) as (program, session):
             yield program, session, 0
         return
-    _, saved, _ = resumed(checkpoint, file.stem, out, Path("runs"), "--checkpoint")
+    saved = resumed(checkpoint, file.stem, out, Path("runs"), "--checkpoint").checkpoint
     whole = assemble(experiment).program
     phases = tuple(p for p in whole.phases if p.name.startswith(("eval.", "generate.")))
     needed = {name for phase in phases for name in (*phase.reads, *phase.writes)}

@@ -159,10 +159,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRule:
-    """When to save, and how many to keep. every None: at the end only."""
+    """When to save, how many of the newest to keep, and by which series the best. every None: at the end only."""
 
     every: int | None = None
     keep: int = 3
+    best: str | None = None
+    higher: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -179,6 +181,11 @@ class Run:
     generate: tuple[Event, ...]
     diagnose: tuple[DiagnosticRule, ...]
     checkpoint: CheckpointRule
+
+    @property
+    def saves_between(self) -> bool:
+        """Whether it saves while it goes on, and not only at its end."""
+        return self.checkpoint.every is not None
 
 
 @dataclass(frozen=True, eq=False)

@@ -121,4 +121,8 @@ def common_checkpoint(first: Sequence[Saved], second: Sequence[Saved]) -> tuple[
     if not steps:
         return None
     step = max(steps)
-    return step, state_digest(ours[step].path) == state_digest(theirs[step].path)
+    return step, _digest(ours[step]) == _digest(theirs[step])
+
+
+def _digest(saved: Saved) -> str:
+    return state_digest(saved.store, saved.name)

@@ -7,6 +7,7 @@ A session is one process: a resume adds one. The other fields are those of the n
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ def experiment_facts(experiment: Experiment, last_step: int) -> dict[str, Any]:
         "steps": last_step,
         "microbatches": run.microbatches,
         "seed": run.seed,
-        "checkpoint": {"every": run.checkpoint.every, "keep": run.checkpoint.keep},
+        "checkpoint": dataclasses.asdict(run.checkpoint),
         "parameters": experiment.num_parameters,
         "tensors": len(experiment.parameters),
     }

@@ -6,6 +6,7 @@ if every proposal is finite. What a step reads is what the step before committed
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -20,7 +21,6 @@ from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import Experiment, Update
 from sexpgpu.plan.memory import ProgramPlan, shown_size
-from sexpgpu.train import checkpoint as checkpoints
 from sexpgpu.train.blame import first_non_finite
 from sexpgpu.train.evaluation import run_evaluation
 from sexpgpu.train.faults import non_finite, stop_on_faults, zero_weight
@@ -36,6 +36,7 @@ from sexpgpu.train.phases import Assembly
 from sexpgpu.train.progress import Progress
 from sexpgpu.train.schedule import HostSchedule
 from sexpgpu.train.status import StatusFile
+from sexpgpu.train.writer import CheckpointWriter
 
 
 def memory_line(peak_bytes: int, planned_bytes: int, unplanned_bytes: int) -> str:
@@ -230,6 +231,7 @@ class Training:
         session: Session,
         folder: RunFolder,
         progress: Progress,
+        writer: CheckpointWriter,
         *,
         plan: ProgramPlan,
         digest: str,
@@ -242,6 +244,7 @@ class Training:
         self.session = session
         self.folder = folder
         self.progress = progress
+        self.writer = writer
         self.plan = plan
         self.digest = digest
         self.start_step = start_step
@@ -249,6 +252,7 @@ class Training:
         self.stop = stop
         self.stepper = Stepper(experiment, assembly, session, last_step)
         self.saved_step = start_step
+        self.scores: dict[str, float] = {}
         self.memory = ""
 
     def restore(self, tensors: Mapping[str, Array]) -> None:
@@ -257,10 +261,11 @@ class Training:
             self.session.write(name, value)
 
     def run(self) -> int:
-        """Steps from after `start_step` to `last_step`, or until `stop` says so; gives the last step made.
+        """Steps from after `start_step` to `last_step`, or until `stop` says so; gives the last step made, saved.
 
         Afterwards `memory` compares what was held with the plan.
-        Raises DiagnosticError where a step fails; what was saved before stays.
+        Raises DiagnosticError where a step or a write fails; what was saved before stays, and a write under way is
+        finished.
         """
         with ExitStack() as stack:
             resume = self.start_step if self.start_step else None
@@ -274,8 +279,13 @@ class Training:
                 for step in self._steps():
                     self._events(step)
                 if self.saved_step != step:
-                    self._save(step)
+                    self._save_last(step)
+                self.writer.wait()
+                self._tell_saved()
             except DiagnosticError as error:
+                with suppress(DiagnosticError):
+                    self.writer.wait()
+                    self._tell_saved()
                 first = error.diagnostics[0]
                 with suppress(DiagnosticError):  # what stopped the run is the one to tell
                     self.metrics.annotate(step + 1, "failed", first.message, code=first.code, help=list(first.help))
@@ -349,6 +359,8 @@ class Training:
 
     def _events(self, step: int) -> None:
         run = self.experiment.run
+        self._tell_saved()
+        self.scores.clear()
         for event in run.evaluate:
             if due(step, event.every, self.last_step):
                 self._evaluate(step, event.name)
@@ -356,7 +368,7 @@ class Training:
             if due(step, event.every, self.last_step):
                 self._generate(step, event.name)
         every = run.checkpoint.every
-        if every is not None and due(step, every, self.last_step):
+        if every is not None and due(step, every, self.last_step) and step != self.last_step:
             self._save(step)
 
     def _evaluate(self, step: int, name: str) -> None:
@@ -369,6 +381,7 @@ class Training:
             step,
         )
         self.metrics.points(step, found)
+        self.scores |= {k: float(v) for k, v in found.items() if np.ndim(v) == 0 and math.isfinite(v)}
         scalars = [f"{k.removeprefix(f'eval/{name}/')} {float(v):.4f}" for k, v in found.items() if np.ndim(v) == 0]
         self.progress.line(f"step {step:>6}  {name}: {'  '.join(scalars)}")
 
@@ -382,10 +395,19 @@ class Training:
         self.progress.line(f"step {step:>6}  {name}: {sample.text if sample.text is not None else path}")
 
     def _save(self, step: int) -> None:
-        slots = self.assembly.program.saved
+        """Begin to save `step`, of which the run waits for the copy alone."""
         self.metrics.flush()
-        pending = {slot.name: self.session.read(slot.name) for slot in slots}
-        tensors = {name: future.result() for name, future in pending.items()}
+        self.writer.begin(step, self.session.snapshot, self._meta(step))
+        self.saved_step = step
+
+    def _save_last(self, step: int) -> None:
+        """Save the step after which nothing is run, so that no copy is needed."""
+        self.metrics.flush()
+        pending = {slot.name: self.session.read(slot.name) for slot in self.assembly.program.saved}
+        self.writer.save(step, {name: future.result() for name, future in pending.items()}, self._meta(step))
+        self.saved_step = step
+
+    def _meta(self, step: int) -> dict[str, Any]:
         meta = {
             "experiment_digest": self.digest,
             "cursor": {"microbatch": step * self.experiment.run.microbatches},
@@ -393,9 +415,15 @@ class Training:
             "file_text": self.experiment.text,
             "overrides": dict(self.experiment.overrides),
             "included": dict(self.experiment.included),
-            "roles": {slot.name: slot.role for slot in slots},
+            "roles": {slot.name: slot.role for slot in self.assembly.program.saved},
         }
-        path = checkpoints.save(self.folder.checkpoints, step, tensors, meta)
-        checkpoints.prune(self.folder.checkpoints, max(1, self.experiment.run.checkpoint.keep))
-        self.saved_step = step
-        self.status.update(last_checkpoint=path.name, force=True)
+        best = self.experiment.run.checkpoint.best
+        if best is not None and best in self.scores:
+            meta["scores"] = {best: self.scores[best]}
+        return meta
+
+    def _tell_saved(self) -> None:
+        """Say in the status file what was published since the last time. Raises: what a write failed with."""
+        saved = self.writer.saved()
+        if saved is not None:
+            self.status.update(last_checkpoint=saved, force=True)

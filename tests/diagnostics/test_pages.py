@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from sexpgpu import s3
 from sexpgpu.backend import registry
 from sexpgpu.backend.cpu import device as cpu_device
 from sexpgpu.backend.cpu import session as cpu_session
@@ -71,6 +72,11 @@ def an_installation_without_pygls(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "pygls", None)
 
 
+def an_installation_without_s3fs(patch: pytest.MonkeyPatch) -> None:
+    s3.open_s3.cache_clear()
+    patch.setitem(sys.modules, "s3fs", None)
+
+
 def a_process_that_goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folder, "_locked", lambda *_: not Path("runs/file/checkpoints").exists())
 
@@ -80,6 +86,7 @@ STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-DEV-002": a_machine_without_a_card,
     "E-DEV-004": a_card,
     "E-IO-003": a_process_that_goes_on,
+    "E-IO-005": an_installation_without_s3fs,
     "E-LSP-001": an_installation_without_pygls,
     "E-MEM-001": a_machine_of_two_cores,
     "E-MEM-003": a_card_that_is_full,

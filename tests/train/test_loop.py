@@ -14,14 +14,15 @@ from sexpgpu.backend.cpu.device import CpuDevice
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.lang.load import load_experiment
-from sexpgpu.train.checkpoint import find_latest, load
+from sexpgpu.train.checkpoint import Best, latest, load
 from sexpgpu.train.evaluation import run_evaluation
-from sexpgpu.train.folder import RunFolder
+from sexpgpu.train.folder import RunFolder, store_of
 from sexpgpu.train.identity import experiment_digest
 from sexpgpu.train.loop import Training, memory_line
 from sexpgpu.train.metrics import read_annotations, read_metrics
 from sexpgpu.train.phases import assemble
 from sexpgpu.train.progress import Progress
+from sexpgpu.train.writer import CheckpointWriter
 from tests.train.trial import open_trial, write_experiment
 
 RNG = np.random.default_rng(3)
@@ -34,8 +35,9 @@ def train(folder: Path, text: str, arrays: dict, last_step: int | None = None) -
     experiment = load_experiment(write_experiment(folder, text, **arrays))
     assembly = assemble(experiment)
     device = CpuDevice(threads=1)
-    plan = device.plan(assembly.program, Budget())
+    plan = device.plan(assembly.program, Budget(snapshot=experiment.run.saves_between))
     session = device.open(plan)
+    rule = experiment.run.checkpoint
     run = RunFolder(folder / "run")
     run.path.mkdir()
     steps = min(last_step or experiment.run.steps, experiment.run.steps)
@@ -46,6 +48,7 @@ def train(folder: Path, text: str, arrays: dict, last_step: int | None = None) -
             session,
             run,
             Progress(Console(), steps, 0, quiet=True),
+            CheckpointWriter(store_of(run), rule.keep, Best(rule.best, rule.higher) if rule.best else None),
             plan=plan,
             digest=experiment_digest(experiment, assembly.program),
             start_step=0,
@@ -372,13 +375,13 @@ def test_stop_publishes_nothing_of_the_bad_step(tmp_path: Path) -> None:
     assert "step 4" in found.message and "`net.w`" in found.message and "loss is inf" in found.message
     assert found.span is not None and found.span.source.name.endswith("file.sx")
     run = RunFolder(tmp_path / "run")
-    latest, skipped = find_latest(run.checkpoints)
-    assert latest is not None and latest.name == "step-00000003" and not skipped
+    newest, skipped = latest(store_of(run))
+    assert newest is not None and newest.step == 3 and not skipped
     assert [step for step, _ in read_metrics(run.metrics)["train/loss"]] == [1, 2, 3]
     with open_trial(tmp_path / "again", text, {"x": HUGE}) as trial:
         trial.losses(3)
         before = trial.read_all("parameter", "optimizer", "state")
-        for name, value in load(latest).tensors.items():
+        for name, value in newest.tensors.items():
             np.testing.assert_array_equal(value, before[name])
         with pytest.raises(DiagnosticError):
             trial.step()
@@ -402,9 +405,9 @@ def test_skip_leaves_that_update_out_and_goes_on(tmp_path: Path) -> None:
     assert series["train/loss"][3][1] == math.inf
     (said,) = [a for a in read_annotations(run.metrics) if a["annotation"] == "skipped"]
     assert said["step"] == 4 and said["update"] == "go" and said["count"] == 1 and "`go`" in said["text"]
-    latest, _ = find_latest(run.checkpoints)
-    assert latest is not None
-    for name, value in load(latest).tensors.items():
+    newest, _ = latest(store_of(run))
+    assert newest is not None
+    for name, value in newest.tensors.items():
         np.testing.assert_array_equal(value, after[name])
 
 
@@ -505,7 +508,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step-00000015", "step-00000020"]
     status = json.loads(run.status.read_text())
     assert (status["phase"], status["step"], status["last_checkpoint"]) == ("done", 20, "step-00000020")
-    saved = load(run.checkpoints / "step-00000020")
+    saved = load(store_of(run), "step-00000020")
     assert saved.meta["cursor"] == {"microbatch": 40} and saved.meta["seed"] == 3
     assert saved.meta["file_text"] == HEAD + WHOLE
     assert {r for r in saved.meta["roles"].values()} == {"parameter", "optimizer"}

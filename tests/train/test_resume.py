@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sexpgpu.cli.main import main
-from sexpgpu.train import checkpoint
+from sexpgpu.train import checkpoint, store
 from sexpgpu.train.metrics import read_metrics
 from tests.train.trial import write_experiment
 
@@ -295,16 +296,16 @@ def test_a_disk_that_fills_up_leaves_earlier_checkpoints(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_experiment(tmp_path, TEXT, "tiny.sx", x=X)
-    saved = checkpoint._write_tensors
+    write = store._write_chunks
 
-    def full(path: Path, tensors: dict[str, np.ndarray]) -> None:
-        if any("step-00000008" in str(p) for p in path.parent.parent.iterdir()):
+    def full(path: Path, chunks: Iterable[memoryview]) -> None:
+        if (path.parent.parent / "step-00000008").exists():
             path.write_bytes(b"half a che")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        saved(path, tensors)
+        write(path, chunks)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_tensors", full)
+        patch.setattr(store, "_write_chunks", full)
         result = invoke(tmp_path, "run", "tiny.sx")
     assert result.exit_code == 1
     assert "E-IO-001" in result.output and "no space is left" in result.output
@@ -331,7 +332,7 @@ def test_a_stream_that_the_system_stops(tmp_path: Path) -> None:
     assert "E-IO-001" in errors and "metrics.jsonl" in errors and "ulimit" in errors
     assert errors.count("E-IO-001:") == 1
     run = tmp_path / "runs" / "tiny"
-    found, skipped = checkpoint.find_latest(run / "checkpoints")
+    found, skipped = checkpoint.latest(store.FolderStore(run / "checkpoints"))
     assert found is not None and not skipped
     assert all(line.endswith("}") for line in (run / "metrics.jsonl").read_text().splitlines())
     assert json.loads((run / "status.json").read_text())["error_code"] == "E-IO-001"

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -51,6 +51,7 @@ from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.program import FEED, SLOT
 from sexpgpu.ir.types import ITEM_BYTES, NUMPY_DTYPES, TensorType
+from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.memory import GIB, ProgramPlan
 
 RING = 8
@@ -156,10 +157,12 @@ class CudaSession:
         constants = [constant(node) for node in plan.constants]
         self._regions = regions(plan, parts, constants)
         self._modules: list[Any] = []
+        self._copied: int | None = None
         try:
             self._base = self._driver.allocate(self._regions.num_bytes)
             self._stream = self._driver.stream()
             self._ring = self._make_ring(parts)
+            self._copies = self._make_copies() if plan.snapshot_bytes else {}
         except OutOfMemory as error:
             raise DiagnosticError(self._refused("opening the plan")) from error
         if tools.cudnn is not None:
@@ -180,6 +183,19 @@ class CudaSession:
         inbox_bytes = -(-inbox // 64) * 64
         starts = [self._pinned + i * each for i in range(RING)]
         return [_Pinned(start, start + inbox_bytes, self._driver.event()) for start in starts]
+
+    def _make_copies(self) -> dict[str, Array]:
+        """Pinned memory for snapshots, an array a saved slot."""
+        slots = self.plan.program.saved
+        dtypes = [NUMPY_DTYPES[slot.type.dtype] for slot in slots]
+        sizes = [aligned(slot.type.size * dtype.itemsize) for slot, dtype in zip(slots, dtypes, strict=True)]
+        starts = list(accumulate(sizes, initial=0))
+        self._copied = self._driver.allocate_host(max(1, starts[-1]))
+        raw = np.ctypeslib.as_array((ctypes.c_uint8 * starts[-1]).from_address(self._copied))
+        return {
+            slot.name: raw[start : start + slot.type.size * dtype.itemsize].view(dtype).reshape(slot.type.shape)
+            for slot, dtype, start in zip(slots, dtypes, starts[:-1], strict=True)
+        }
 
     def _address(self, place: Place, feeds: Feeds) -> int:
         buffer, offset = place.buffer, place.offset_bytes
@@ -324,6 +340,24 @@ class CudaSession:
         future.set_result(found)
         return future
 
+    def snapshot(self) -> Mapping[str, Array]:
+        """Copies of the saved slots in pinned memory; they hold until the next snapshot.
+
+        Raises: E-MEM-003 where the host refuses memory, which it has given already if the plan is of a run that saves.
+        """
+        self._driver.use()
+        if not self._copies:
+            try:
+                self._copies = self._make_copies()
+            except OutOfMemory as error:
+                raise DiagnosticError(self._refused("copying what is saved")) from error
+        for name, copy in self._copies.items():
+            if copy.nbytes:
+                source = self._address(Place(SLOT + name), _NO_FEEDS)
+                self._driver.copy_out(copy.ctypes.data, source, copy.nbytes, self._stream)
+        self._driver.synchronize(self._stream)
+        return self._copies
+
     def run(self, calls: Sequence[Call]) -> Future[tuple[Outputs, ...]]:
         """Enqueue `calls` in order; the future reads their outputs when asked.
 
@@ -376,6 +410,9 @@ class CudaSession:
         for module in self._modules:
             self._driver.unload(module)
         self._driver.free_host(self._pinned)
+        if self._copied is not None:
+            self._copies = {}
+            self._driver.free_host(self._copied)
         self._driver.free(self._base)
         self._driver.end_stream(self._stream)
 
