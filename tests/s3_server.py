@@ -93,6 +93,7 @@ def s3_server() -> Iterator[S3Server]:
             server.strike()
         if happens in ("before", "half", "after", "cut", "dropped"):
             environ["werkzeug.socket"].shutdown(2)
+            start_response("200 OK", [])
             return []
         if happens == "slow":
             time.sleep(server.slow_s)

@@ -114,14 +114,19 @@ def command(
         console.print(f"  {'stacking':<24}{assembly.stacking}: this device runs one microbatch a call")
         resuming = f", resuming after step {start_step}" if start_step else ""
         console.print(f"run: {folder.path}, {last_step} steps{resuming}")
-    if start_step >= last_step:
-        if not quiet:
-            console.print(f"nothing to do: the checkpoint is of step {start_step}")
-        return
+    rule = experiment.run.checkpoint
+    writer = CheckpointWriter(store, rule.keep, Best(rule.best, rule.higher) if rule.best else None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(folder))
         with explaining("save in", store.place):
             store.clean()
+        if start_step >= last_step:
+            # Its process may have ended after the last checkpoint and before it could say so.
+            writer.prune()
+            mark_ended(folder.status, "done")
+            if not quiet:
+                console.print(f"nothing to do: the checkpoint is of step {start_step}")
+            return
         if resume is not None:
             supersede(store, start_step)
         facts = experiment_facts(experiment, last_step) | {
@@ -138,8 +143,6 @@ def command(
         session = open_session()
         stack.callback(session.close)
         with _interrupts() as stopped, Progress(console, last_step, start_step, quiet) as progress:
-            rule = experiment.run.checkpoint
-            writer = CheckpointWriter(store, rule.keep, Best(rule.best, rule.higher) if rule.best else None)
             training = Training(
                 experiment,
                 assembly,

@@ -75,6 +75,10 @@ class CheckpointWriter:
         saved, self._saved = self._saved, None
         return saved
 
+    def prune(self) -> None:
+        """Remove what is no longer kept. Raises: E-IO-001"""
+        checkpoints.prune(self.store, self.keep, self.best)
+
     def _work(self, step: int, tensors: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         if sys.platform == "linux":  # elsewhere a priority is of a whole process
             with suppress(OSError):
@@ -87,4 +91,4 @@ class CheckpointWriter:
     def _write(self, step: int, tensors: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
         name = checkpoints.save(self.store, step, tensors, meta)
         self._saved = name
-        checkpoints.prune(self.store, self.keep, self.best)
+        self.prune()
