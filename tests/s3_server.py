@@ -33,6 +33,7 @@ half of what was sent; `before`, `half` and `after` call `strike` and drop."""
 
 
 AUTHORIZATION = "AWS4-HMAC-SHA256 Credential=mine/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+ANSWERS = {"denied": ("403 Forbidden", "AccessDenied"), "broken": ("500 Internal Server Error", "InternalError")}
 
 
 @dataclass
@@ -99,7 +100,7 @@ def s3_server() -> Iterator[S3Server]:
             time.sleep(server.slow_s)
         elif happens is not None:
             environ["wsgi.input"].read(length)
-            status, code = {"denied": ("403 Forbidden", "AccessDenied"), "broken": ("500 Error", "InternalError")}[happens]
+            status, code = ANSWERS[happens]
             start_response(status, [("Content-Type", "application/xml")])
             return [f"<Error><Code>{code}</Code><Message>on purpose</Message></Error>".encode()]
         return inner(environ, start_response)

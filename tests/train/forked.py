@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -114,10 +115,8 @@ def serve() -> None:
 
 def kill(child: int) -> None:
     """Unless it has ended by itself."""
-    try:
+    with suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def perform(job: Job, said: Path, points: int) -> None:

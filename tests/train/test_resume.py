@@ -1,13 +1,11 @@
-"""Runs that are killed, interrupted, or find the disk full: what is left continues to the very same bytes."""
+"""Runs that are cut, interrupted, or find the disk full: what is left continues to the very same bytes."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
@@ -121,43 +119,6 @@ def assert_same_end(run: Path, expected: Path) -> None:
     assert {p.name for p in (run / "samples").iterdir()} >= samples  # a run that was cut has made one at its end
     assert not [p.name for p in (run / "checkpoints").iterdir() if p.name.startswith(".")]
     assert json.loads((run / "status.json").read_text())["phase"] == "done"
-
-
-# --- killed -------------------------------------------------------------------------------------------------
-
-
-def killed_at_random_moments(whole: Path, folder: Path, num_kills: int, rng: random.Random) -> list[int]:
-    """A run killed `num_kills` times and resumed each time; the newest checkpoint at each kill."""
-    for name in ("tiny.sx", "data.npz"):
-        shutil.copy(whole / name, folder / name)
-    run, reached = folder / "run", []
-    for _ in range(num_kills):
-        arguments = ["--resume", "latest"] if newest(run) else []
-        if not newest(run) and run.exists():
-            shutil.rmtree(run)
-        process = start(folder, "run", "tiny.sx", "--out", "run", "--quiet", *arguments)
-        wait_for_checkpoint(run, process, newest(run))
-        time.sleep(rng.uniform(0, 0.08))
-        process.kill()
-        _, errors = process.communicate()
-        assert "Traceback" not in errors, errors
-        reached.append(newest(run))
-        if reached[-1] == NUM_STEPS:
-            shutil.rmtree(run)
-    result = invoke(folder, "run", "tiny.sx", "--out", "run", *(["--resume", "latest"] if newest(run) else []))
-    assert result.exit_code == 0, result.output
-    assert_same_end(run, whole / "whole")
-    return reached
-
-
-def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(whole: Path, tmp_path: Path) -> None:
-    reached = killed_at_random_moments(whole, tmp_path, 3, random.Random())
-    assert any(reached)
-
-
-@pytest.mark.slow
-def test_a_run_killed_twenty_times_ends_with_the_same_bytes(whole: Path, tmp_path: Path) -> None:
-    assert len(killed_at_random_moments(whole, tmp_path, 20, random.Random())) == 20
 
 
 # --- interrupted --------------------------------------------------------------------------------------------
