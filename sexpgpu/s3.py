@@ -59,7 +59,12 @@ def open_s3() -> Any:
 @contextmanager
 def telling_s3() -> Iterator[None]:
     """Turn what the libraries raise into `S3Error`; a missing object stays FileNotFoundError."""
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError  # type: ignore[import-untyped]
+    from botocore.exceptions import (  # type: ignore[import-untyped]
+        BotoCoreError,
+        ClientError,
+        NoCredentialsError,
+        ParamValidationError,
+    )
 
     try:
         yield
@@ -68,6 +73,8 @@ def telling_s3() -> Iterator[None]:
     except NoCredentialsError as error:
         remedy = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"
         raise S3Error("there are no credentials for S3", remedy) from error
+    except ParamValidationError as error:
+        raise S3Error("that is no name of a bucket and an object", "write s3://BUCKET/PREFIX") from error
     except PermissionError as error:
         remedy = "check the credentials (AWS_ACCESS_KEY_ID or AWS_PROFILE) and what the bucket permits them"
         raise S3Error("S3 denies the access", remedy) from error

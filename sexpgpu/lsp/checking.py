@@ -16,6 +16,7 @@ from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.files import Files
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.lang.scope import Scope
+from sexpgpu.s3 import SCHEME
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, Integer, List, Symbol, load_source, read
 from sexpgpu.train.differentiable import missing_gradients
@@ -89,8 +90,8 @@ class OpenedData:
 
 
 def _stamp(written: str, base: Path) -> Stamp:
-    """Names, times and sizes of the files of a path; none for a text that Python carries."""
-    if written.startswith("python:"):
+    """Names, times and sizes of the files of a path; none for a text that Python carries, or what lies on S3."""
+    if written.startswith(("python:", SCHEME)):
         return ()
     try:
         return tuple((str(p), (s := os.stat(p)).st_mtime_ns, s.st_size) for p in find_files(written, base))

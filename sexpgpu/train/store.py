@@ -299,10 +299,10 @@ class S3Store:
 
     def __init__(self, address: str) -> None:
         """Raises: E-IO-004, E-IO-005"""
-        self._address = address.rstrip("/")
-        self._root = self._address.removeprefix(SCHEME)
+        self._root = address.removeprefix(SCHEME).rstrip("/")
+        self._address = f"{SCHEME}{self._root}"
         self._bucket, _, self._prefix = self._root.partition("/")
-        if not self._bucket or self._address + "/" == SCHEME:
+        if not self._bucket:
             message = f"`{address}` names no bucket"
             raise DiagnosticError(Diagnostic("E-IO-004", message, help=("write s3://BUCKET/PREFIX",)))
         self._fs = open_s3()

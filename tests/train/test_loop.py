@@ -514,6 +514,17 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert {r for r in saved.meta["roles"].values()} == {"parameter", "optimizer"}
 
 
+@pytest.mark.parametrize("better", ["lower", "higher"])
+def test_the_best_checkpoint_stays(tmp_path: Path, better: str) -> None:
+    saving = f'(every 4 :keep 1 :keep-best "eval/look/size" :better {better})'
+    run = train(tmp_path, HEAD + WHOLE.replace("(every 5 :keep 2)", saving), {"x": X})
+    values = dict(read_metrics(run.metrics)["eval/look/size"])
+    best = (min if better == "lower" else max)(values, key=lambda step: values[step])
+    kept = {int(p.name[5:]) for p in run.checkpoints.iterdir()}
+    assert kept == {best, 20} and len(values) == 6
+    assert load(store_of(run), f"step-{best:08d}").meta["scores"] == {"eval/look/size": values[best]}
+
+
 def test_fewer_steps_keep_the_schedule(tmp_path: Path) -> None:
     whole = read_metrics(train(tmp_path / "whole", HEAD + WHOLE, {"x": X}).metrics)
     cut = read_metrics(train(tmp_path / "cut", HEAD + WHOLE, {"x": X}, last_step=7).metrics)
