@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What saving costs a run: GPT-2 124M with its optimizer, 1.5 GB, real steps of a short sequence, saved while they go on.
+"""What saving costs a run: GPT-2 124M with its optimizer, 1.5 GB, real steps of a short sequence, saved as they go on.
 
 Steps without a write under way and steps beside one take turns, so that a busy machine slows both. One JSON line per
 checkpoint, and one for all: the pause (the copy in memory, in ms) and the processor time in it, which other work on the

@@ -9,6 +9,7 @@ The first call of a phase runs its actions one by one, so that libraries load wh
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -157,7 +158,6 @@ class CudaSession:
         constants = [constant(node) for node in plan.constants]
         self._regions = regions(plan, parts, constants)
         self._modules: list[Any] = []
-        self._copied: int | None = None
         try:
             self._base = self._driver.allocate(self._regions.num_bytes)
             self._stream = self._driver.stream()
@@ -185,13 +185,18 @@ class CudaSession:
         return [_Pinned(start, start + inbox_bytes, self._driver.event()) for start in starts]
 
     def _make_copies(self) -> dict[str, Array]:
-        """Pinned memory for snapshots, an array a saved slot."""
+        """Pinned memory for snapshots, an array a saved slot; given back when the last array is gone.
+
+        A thread that writes a checkpoint may outlive the session, where a run is stopped at once.
+        """
         slots = self.plan.program.saved
         dtypes = [NUMPY_DTYPES[slot.type.dtype] for slot in slots]
         sizes = [aligned(slot.type.size * dtype.itemsize) for slot, dtype in zip(slots, dtypes, strict=True)]
         starts = list(accumulate(sizes, initial=0))
-        self._copied = self._driver.allocate_host(max(1, starts[-1]))
-        raw = np.ctypeslib.as_array((ctypes.c_uint8 * starts[-1]).from_address(self._copied))
+        address = self._driver.allocate_host(max(1, starts[-1]))
+        memory = (ctypes.c_uint8 * starts[-1]).from_address(address)
+        weakref.finalize(memory, _give_back, self._driver, address).atexit = False
+        raw = np.ctypeslib.as_array(memory)
         return {
             slot.name: raw[start : start + slot.type.size * dtype.itemsize].view(dtype).reshape(slot.type.shape)
             for slot, dtype, start in zip(slots, dtypes, starts[:-1], strict=True)
@@ -410,9 +415,7 @@ class CudaSession:
         for module in self._modules:
             self._driver.unload(module)
         self._driver.free_host(self._pinned)
-        if self._copied is not None:
-            self._copies = {}
-            self._driver.free_host(self._copied)
+        self._copies = {}
         self._driver.free(self._base)
         self._driver.end_stream(self._stream)
 
@@ -539,3 +542,9 @@ def _faults(lowered: Lowered, raw: Array) -> tuple[Fault, ...]:
     records = raw[DECISION_BYTES:stop].view(np.uint32).reshape(-1, 4)
     found = [(node, read_flag(record)) for node, record in zip(lowered.flags, records, strict=True)]
     return tuple([Fault(flag_message(node, flag), node.origin) for node, flag in found if flag is not None])
+
+
+def _give_back(driver: Driver, address: int) -> None:
+    """Free pinned memory, from whichever thread let go of it last."""
+    driver.use()
+    driver.free_host(address)
