@@ -38,7 +38,8 @@ from sexpgpu.train.files import sync_file
 STATE_FILE = "state.safetensors"
 RECORD_FILE = "checkpoint.json"
 IS_STATE = re.compile(r"state(-[0-9a-f]{16})?\.safetensors")
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 1 << 20
+"""What is hashed and then written at a time: small enough that the second reads it from the processor's cache."""
 PART_BYTES = 32 << 20
 _SAVING, _OLD, _REMOVING, _OWNER = ".saving-", ".old-", ".removing-", ".owner"
 

@@ -18,8 +18,8 @@ from sexpgpu.train import checkpoint as checkpoints
 from sexpgpu.train.checkpoint import Best
 from sexpgpu.train.store import Store
 
-NICENESS = 10
-"""Of the writing thread, on Linux: beside a busy thread of the run it gets about a tenth of a core."""
+NICENESS = 15
+"""Of the writing thread, on Linux: it lives on what the run leaves idle, and on some percent of a core beside it."""
 
 
 class CheckpointWriter:

@@ -206,8 +206,19 @@ def assert_recovers(folder: Path, place: str, whole: Path) -> None:
         assert len(files) == 2, (name, files)
 
 
-@pytest.mark.parametrize("where", [states, records])
-@pytest.mark.parametrize("what", ["broken", "cut", "dropped", "slow"])
+@pytest.mark.parametrize(
+    "what, where",
+    [
+        ("broken", records),
+        ("cut", states),
+        ("dropped", records),
+        pytest.param("broken", states, marks=pytest.mark.slow),
+        pytest.param("cut", records, marks=pytest.mark.slow),
+        pytest.param("dropped", states, marks=pytest.mark.slow),
+        pytest.param("slow", states, marks=pytest.mark.slow),
+        pytest.param("slow", records, marks=pytest.mark.slow),
+    ],
+)
 def test_s3_fails_once(
     folder: Path, whole: Path, s3: S3Server, what: str, where: Callable[[Request], bool]
 ) -> None:
