@@ -62,6 +62,7 @@ def command(
     from sexpgpu.train.checkpoint import Best, same_experiment, supersede
     from sexpgpu.train.facts import experiment_facts, write_facts
     from sexpgpu.train.files import explaining, write_atomic
+    from sexpgpu.train.fitting import refuse_misfits
     from sexpgpu.train.folder import folder_of, held, new_folder, resumed
     from sexpgpu.train.identity import experiment_digest
     from sexpgpu.train.loop import Training
@@ -92,6 +93,7 @@ def command(
         found = resumed(resume, file.stem, out, Path("runs"), place=place)
         saved = found.checkpoint
         same_experiment(saved.meta, digest, experiment.text, dict(experiment.overrides))
+        refuse_misfits(assembly.program.saved, saved)
         tensors, start_step = saved.tensors, saved.step
         for note in found.notes:
             click.echo(f"sexpgpu run: {note}", err=True)

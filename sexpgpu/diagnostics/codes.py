@@ -385,8 +385,8 @@ _FILES_AND_DEVICES = (
     (
         "E-IO-003",
         "the run is under way",
-        "a process is training in the folder already, and two would write over each other",
-        "follow it with `sexpgpu watch`, or end it before its run is resumed",
+        "a process is training in the folder already, or another run saves in the same place of S3 since then",
+        "follow it with `sexpgpu watch`, or end it before its run is resumed; name another place with `--checkpoints`",
     ),
     (
         "E-IO-004",

@@ -22,7 +22,7 @@ from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.s3 import is_s3
 from sexpgpu.train.checkpoint import Checkpoint, latest, load
 from sexpgpu.train.facts import read_facts
-from sexpgpu.train.files import explaining
+from sexpgpu.train.files import explaining, make_folder
 from sexpgpu.train.store import FolderStore, Store, open_store
 
 _ASKING_S = 0.1
@@ -148,7 +148,7 @@ def new_folder(stem: str, out: Path | None, root: Path) -> RunFolder:
     else:
         folder = next(f for n in range(1, 100_000) if not (f := RunFolder(root / _numbered(stem, n))).path.exists())
     with explaining("make the run folder", folder.path):
-        folder.path.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.path)
     return folder
 
 
@@ -157,7 +157,7 @@ def folder_of(place: str, stem: str, out: Path | None, root: Path) -> RunFolder:
     if out is not None:
         folder = RunFolder(out)
         with explaining("make the run folder", out):
-            out.mkdir(parents=True, exist_ok=True)
+            make_folder(out)
         return folder
     for folder in _folders(stem, root):
         if read_facts(folder.facts).get("checkpoints") == place:

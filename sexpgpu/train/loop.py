@@ -256,9 +256,10 @@ class Training:
         self.memory = ""
 
     def restore(self, tensors: Mapping[str, Array]) -> None:
-        """Put a checkpoint's tensors into the slots."""
-        for name, value in tensors.items():
-            self.session.write(name, value)
+        """Put a checkpoint's tensors into the slots; what no slot holds is left out."""
+        for slot in self.assembly.program.saved:
+            if slot.name in tensors:
+                self.session.write(slot.name, tensors[slot.name])
 
     def run(self) -> int:
         """Steps from after `start_step` to `last_step`, or until `stop` says so; gives the last step made, saved.

@@ -33,7 +33,7 @@ from typing import Any, Protocol
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.s3 import SCHEME, S3Error, is_s3, open_s3, telling_s3
-from sexpgpu.train.files import sync_file
+from sexpgpu.train.files import make_folder, sync_file
 
 STATE_FILE = "state.safetensors"
 RECORD_FILE = "checkpoint.json"
@@ -164,7 +164,7 @@ class FolderStore:
 
     def publish(self, name: str, pieces: Iterable[memoryview], seal: Seal) -> None:
         """Write under a hidden name, flush, rename."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         with _saving_folder(self.folder) as temporary:
             stored = _write_state(temporary / STATE_FILE, pieces)
             _write_file(temporary / RECORD_FILE, seal(stored))

@@ -321,3 +321,26 @@ def test_a_run_that_failed_says_where_and_keeps_what_was(tmp_path: Path) -> None
     again = invoke(tmp_path, "run", "tiny.sx", "--resume", "latest")
     assert again.exit_code == 1 and "step 4: `go` proposes" in again.stderr
     assert newest(run) == 1
+
+
+def test_a_forged_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Its digests are right, and it says that it is of this experiment; its tensors are not."""
+    write_experiment(tmp_path, TEXT, "tiny.sx", x=X)
+    assert invoke(tmp_path, "run", "tiny.sx", "--steps", "2").exit_code == 0
+    folder = store.FolderStore(tmp_path / "runs" / "tiny" / "checkpoints")
+    whole = checkpoint.load(folder, "step-00000002")
+    name = min(whole.tensors)
+    forgeries = {
+        "is not in the checkpoint": {n: t for n, t in whole.tensors.items() if n != name},
+        "in the file and (float32 7)": whole.tensors | {name: np.zeros(7, np.float32)},
+        "in the file and (int64": whole.tensors | {name: whole.tensors[name].astype(np.int64)},
+    }
+    for said, tensors in forgeries.items():
+        roles = {n: "parameter" for n in tensors}
+        checkpoint.save(folder, 2, tensors, whole.meta | {"roles": roles})
+        result = invoke(tmp_path, "run", "tiny.sx", "--resume", "latest")
+        assert result.exit_code == 1 and "E-CKPT-003" in result.output and said in result.output, result.output
+    more = whole.tensors | {"another": np.zeros(3, np.float32)}
+    checkpoint.save(folder, 2, more, whole.meta | {"roles": {n: "parameter" for n in more}})
+    assert invoke(tmp_path, "run", "tiny.sx", "--resume", "latest", "--steps", "3").exit_code == 0
+    assert "another" not in checkpoint.load(folder, "step-00000003").tensors
