@@ -425,6 +425,34 @@ def test_a_record_that_is_no_object_is_refused(tmp_path: Path, content: bytes) -
     assert diagnostic_of(lambda: load(path)).code == "E-CKPT-002"
 
 
+ODD = [None, True, -1, 2**70, 1e308, "", "x", "../../x", [], [[]], {}, {"x": None}, {"": [1]}]
+
+
+def test_whatever_a_sealed_record_says_it_is_read_or_refused(tmp_path: Path) -> None:
+    """Every field, and every field of a field, replaced by things of any kind."""
+    tensors = tensors_of()
+    path = save_tensors(tmp_path, 1, tensors, meta_of(tensors, scores={"eval/e/m": 1.0}))
+    whole = (path / RECORD_FILE).read_bytes()
+    record = json.loads(whole)
+    places = [(key,) for key in record if key != "sha256"]
+    places += [(key, inner) for (key,) in places if isinstance(record[key], dict) for inner in [*record[key], "more"]]
+    num_refused = 0
+    for place in places:
+        for value in ODD:
+            changed = json.loads(whole)
+            del changed["sha256"]
+            owner = changed if len(place) == 1 else changed[place[0]]
+            owner[place[-1]] = value
+            (path / RECORD_FILE).write_bytes(checkpoint._sealed(changed))
+            checkpoint.outline(FolderStore(tmp_path), path.name, verify=False)
+            checkpoint.prune(FolderStore(tmp_path), 1, Best("eval/e/m"))
+            try:
+                checkpoint.same_experiment(load(path).meta, "sha256:bb", "(defrun r)", {"steps": 6})
+            except DiagnosticError as error:
+                num_refused += error.diagnostics[0].code == "E-CKPT-002"
+    assert num_refused > 100
+
+
 # --- another experiment -------------------------------------------------------------------------
 
 

@@ -45,8 +45,9 @@ def test_another_machine_goes_on(folder: Path, s3: S3Server, tmp_path: Path) -> 
     assert found.exit_code == 0 and "resuming after step 7" in found.output
     assert invoke(folder, "run", "tiny.sx", "--out", "alone").exit_code == 0
     ours, theirs = open_store(place), open_store(folder / "alone" / "checkpoints")
-    assert json.loads(ours.read_record("step-00000012"))["state"]["sha256"] == (
-        json.loads(theirs.read_record("step-00000012"))["state"]["sha256"]
+    assert (
+        json.loads(ours.read_record("step-00000012"))["state"]["sha256"]
+        == (json.loads(theirs.read_record("step-00000012"))["state"]["sha256"])
     )
     again = invoke(tmp_path / "there", "run", "tiny.sx", "--resume", place)
     assert again.exit_code == 0 and "nothing to do" in again.output

@@ -219,9 +219,7 @@ def assert_recovers(folder: Path, place: str, whole: Path) -> None:
         pytest.param("slow", records, marks=pytest.mark.slow),
     ],
 )
-def test_s3_fails_once(
-    folder: Path, whole: Path, s3: S3Server, what: str, where: Callable[[Request], bool]
-) -> None:
+def test_s3_fails_once(folder: Path, whole: Path, s3: S3Server, what: str, where: Callable[[Request], bool]) -> None:
     """It is asked again, or waited for, and the run takes no notice."""
     place = f"s3://lab/{what}-{where.__name__}"
     with s3.failing(once(what, where)):
