@@ -79,7 +79,8 @@ process of their own, `sexpgpu.data.tokenizer`. `sexpgpu.data.prefetch.Prefetche
 `sexpgpu.train.keys.stream_key` is where randomness begins.
 
 **12. What stays.** `sexpgpu.train.metrics.MetricsWriter` appends numbers, `sexpgpu.train.status.StatusFile`
-says where the run stands, `sexpgpu.train.checkpoint.save` writes a step whole or not at all,
+says where the run stands, `sexpgpu.train.checkpoint.save` writes a step whole or not at all, to a folder or to S3
+(`sexpgpu.train.store`) and on a thread of its own (`sexpgpu.train.writer.CheckpointWriter`),
 `sexpgpu.train.identity.experiment_digest` decides what is the same experiment. `sexpgpu.look.record.read_run` reads
 it all back, and `sexpgpu.look.page.report` makes a page of it; `sexpgpu.look.nodes.first_parting` finds the node at
 which two runs part.

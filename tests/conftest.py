@@ -1,10 +1,14 @@
 """What every test shares: a clean environment, property tests that repeat, the folder of shared inputs."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from sexpgpu.s3 import open_s3
+from tests.s3_server import S3Server, s3_server
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 
@@ -36,6 +40,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def rewrite(request: pytest.FixtureRequest) -> bool:
     """Whether golden files and pages are written instead of compared."""
     return bool(request.config.getoption("--rewrite"))
+
+
+@pytest.fixture(scope="session")
+def s3_of_session() -> Iterator[S3Server]:
+    """An S3 on this machine."""
+    with s3_server() as server:
+        yield server
+
+
+@pytest.fixture
+def s3(s3_of_session: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """An S3 on this machine, which this process and those that it starts find by themselves."""
+    open_s3.cache_clear()
+    for name, value in s3_of_session.environment.items():
+        monkeypatch.setenv(name, value)
+    return s3_of_session
 
 
 @pytest.fixture(scope="session")

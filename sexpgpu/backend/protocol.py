@@ -46,9 +46,11 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """Memory that a plan may hold. bytes: None is whatever the device has free."""
+    """Memory that a plan may hold. bytes: None is whatever the device has free.
+    snapshot: the plan includes the host's copy of what is saved, for a run that saves while it goes on."""
 
     bytes: int | None = None
+    snapshot: bool = False
 
 
 class Session(Protocol):
@@ -60,6 +62,10 @@ class Session(Protocol):
 
     def read(self, slot: str) -> Future[Array]:
         """A slot's contents, later; they hold until the session runs or writes again."""
+        ...
+
+    def snapshot(self) -> Mapping[str, Array]:
+        """Copies of all slots that a checkpoint holds, in the host's memory; they hold until the next snapshot."""
         ...
 
     def run(self, calls: Sequence[Call]) -> Future[tuple[Outputs, ...]]:

@@ -131,11 +131,13 @@ def warn(experiment: Experiment, command: str) -> None:
         tell(experiment.warnings, command)
 
 
-def open_program(program: Program, settings: Settings) -> tuple[Device, ProgramPlan, Callable[[], Session]]:
-    """The device, the plan of `program` on it, and what opens it. Raises E-DEV-…, E-MEM-001."""
+def open_program(
+    program: Program, settings: Settings, snapshot: bool = False
+) -> tuple[Device, ProgramPlan, Callable[[], Session]]:
+    """The device, the plan of `program` on it, and what opens it. snapshot: see `Budget`. Raises E-DEV-…, E-MEM-001."""
     from sexpgpu.backend.protocol import Budget
     from sexpgpu.backend.registry import open_device
 
     device = open_device(settings.device)
-    plan = device.plan(program, Budget(settings.memory_bytes))
+    plan = device.plan(program, Budget(settings.memory_bytes, snapshot))
     return device, plan, lambda: device.open(plan)

@@ -29,7 +29,7 @@ def command(first: str, second: str, graph: bool) -> None:
     with 1 where they are not. Times and memory are no part of it.
     """
     from sexpgpu.look.compare import common_checkpoint, compare, configuration
-    from sexpgpu.look.record import find_run, read_run, saved
+    from sexpgpu.look.record import find_run, read_run, saved_by
 
     folders = find_run(first), find_run(second)
     a, b = (read_run(folder) for folder in folders)
@@ -52,7 +52,7 @@ def command(first: str, second: str, graph: bool) -> None:
             click.echo(f"  {value!r:<24} {value.hex():<24} {path}")
         if graph:
             _graph(a, b, d)
-    common = common_checkpoint(*(saved(folder) for folder in folders))
+    common = common_checkpoint(*(saved_by(folder) for folder in folders))
     if common is not None:
         step, same = common
         click.echo(f"checkpoint of step {step}: {'the same bytes' if same else 'other bytes'}")
@@ -66,15 +66,15 @@ def _graph(a: RunRecord, b: RunRecord, difference: Difference) -> None:
     """Make both runs again on the cpu up to their first difference, and print the node that it comes from."""
     from sexpgpu.look.compare import equal_checkpoint
     from sexpgpu.look.nodes import first_parting
-    from sexpgpu.look.record import saved
+    from sexpgpu.look.record import saved_by
     from sexpgpu.train.checkpoint import load
 
-    start, path = equal_checkpoint(saved(a.folder), saved(b.folder), difference.step)
+    start, begin = equal_checkpoint(saved_by(a.folder), saved_by(b.folder), difference.step)
     kind, name, *_ = difference.series.split("/")
     with contextlib.ExitStack() as stack:
         first, second = _side(a, stack), _side(b, stack)
-        if path is not None:
-            tensors = load(path).tensors
+        if begin is not None:
+            tensors = load(begin.store, begin.name).tensors
             first.begin(tensors)
             second.begin(tensors)
         found = first_parting(first, second, start, difference.step, name if kind == "eval" else None)
@@ -95,7 +95,7 @@ def _side(run: RunRecord, stack: contextlib.ExitStack) -> Side:
     from sexpgpu.lang.files import Recorded
     from sexpgpu.lang.load import load_experiment
     from sexpgpu.look.nodes import Side
-    from sexpgpu.look.record import saved
+    from sexpgpu.look.record import saved_by
     from sexpgpu.settings import Settings
     from sexpgpu.train.checkpoint import load, same_experiment
     from sexpgpu.train.files import explaining
@@ -103,7 +103,7 @@ def _side(run: RunRecord, stack: contextlib.ExitStack) -> Side:
     from sexpgpu.train.phases import assemble
 
     folder, facts = run.folder, run.facts
-    checkpoints = [each for each in saved(folder) if not each.superseded and not each.damage]
+    checkpoints = [each for each in saved_by(folder) if not each.superseded and not each.damage]
     if not folder.text.exists() or "file" not in facts or not checkpoints:
         what = f"{folder.path} has no whole record of its experiment: its text, its `run.json` and a checkpoint"
         raise DiagnosticError(Diagnostic("E-RUN-006", what, help=("`--graph` compares runs that have all three",)))
@@ -115,7 +115,7 @@ def _side(run: RunRecord, stack: contextlib.ExitStack) -> Side:
     disk = Recorded(file, text, dict(facts.get("included") or {}))
     experiment = load_experiment(file, variant=variant, settings=overrides, run=facts.get("run"), disk=disk)
     assembly = assemble(experiment)
-    meta = load(checkpoints[-1].path).meta
+    meta = load(checkpoints[-1].store, checkpoints[-1].name).meta
     same_experiment(meta, experiment_digest(experiment, assembly.program), text, dict(experiment.overrides))
     _, _, open_session = open_program(assembly.program, Settings(device="cpu"))
     side = Side(str(folder.path), experiment, assembly, open_session(), int(facts["steps"]))

@@ -16,12 +16,14 @@ from sexpgpu.cli.common import reporting
 @reporting("export")
 def command(run: str, file: Path, weights: str | None) -> None:
     """Write the parameters and model states of a run's newest checkpoint, or of one, by their paths."""
+    from sexpgpu.s3 import is_s3
     from sexpgpu.train.export import export
     from sexpgpu.train.folder import resumed
 
-    _, saved, notes = resumed(str(Path(run).absolute()), "", None, Path(), "sexpgpu export")
+    found = resumed(run if is_s3(run) else str(Path(run).absolute()), "", None, Path(), "sexpgpu export")
+    saved = found.checkpoint
     names = export(saved, file, weights)
-    for note in notes:
+    for note in found.notes:
         click.echo(f"sexpgpu export: {note}", err=True)
     elements = sum(saved.tensors[name].size for name in names)
     click.echo(f"{file}: {elements:,} numbers in {len(names)} arrays, of step {saved.step}")

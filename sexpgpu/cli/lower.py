@@ -34,9 +34,10 @@ def command(
     from sexpgpu.settings import from_environment
     from sexpgpu.train.phases import assemble
 
-    assembly = assemble(load(file, variant, settings, run_name))
+    experiment = load(file, variant, settings, run_name)
+    assembly = assemble(experiment)
     environment = from_environment(device)
-    chosen, plan, _ = open_program(assembly.program, environment)
+    chosen, plan, _ = open_program(assembly.program, environment, experiment.run.saves_between)
     free = environment.memory_bytes or chosen.free_bytes()
     click.echo(f"lowering: {chosen.name} {chosen.describe()}")
     if isinstance(chosen, Reporting):

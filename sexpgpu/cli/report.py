@@ -19,10 +19,10 @@ def command(run: str, out: Path | None) -> None:
     RUN is a run's folder, or its name under `runs`; it may still be running.
     """
     from sexpgpu.look.page import report
-    from sexpgpu.look.record import find_run, read_run, saved
+    from sexpgpu.look.record import find_run, read_run, saved_by
     from sexpgpu.train.files import replace_atomic
 
     folder = find_run(run)
     path = out or folder.path / "report.html"
-    replace_atomic(path, report(read_run(folder), saved(folder)).encode("utf-8", "backslashreplace"))
+    replace_atomic(path, report(read_run(folder), saved_by(folder)).encode("utf-8", "backslashreplace"))
     click.echo(f"{path}: written")

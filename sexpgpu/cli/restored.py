@@ -30,10 +30,9 @@ def restored(
     Only what the program reads is needed, so an evaluation may be changed after training; parameters must agree.
     Raises E-CKPT-….
     """
-    from sexpgpu.diagnostics import Diagnostic, DiagnosticError
     from sexpgpu.ir.program import Program
-    from sexpgpu.ir.types import NUMPY_DTYPES
     from sexpgpu.settings import from_environment
+    from sexpgpu.train.fitting import refuse_misfits
     from sexpgpu.train.folder import resumed
     from sexpgpu.train.phases import assemble
 
@@ -41,28 +40,12 @@ def restored(
         with _initial(experiment, device) as (program, session):
             yield program, session, 0
         return
-    _, saved, _ = resumed(checkpoint, file.stem, out, Path("runs"), "--checkpoint")
+    saved = resumed(checkpoint, file.stem, out, Path("runs"), "--checkpoint").checkpoint
     whole = assemble(experiment).program
     phases = tuple(p for p in whole.phases if p.name.startswith(("eval.", "generate.")))
     needed = {name for phase in phases for name in (*phase.reads, *phase.writes)}
     program = Program(tuple(s for s in whole.slots if s.name in needed), phases, whole.schedule)
-    wrong = []
-    for slot in program.saved:
-        tensor = saved.tensors.get(slot.name)
-        if tensor is None:
-            wrong.append(f"`{slot.name}` {slot.type} is not in the checkpoint")
-        elif tensor.shape != slot.type.shape or tensor.dtype != NUMPY_DTYPES[slot.type.dtype]:
-            found = f"({' '.join(map(str, (tensor.dtype, *tensor.shape)))})"
-            wrong.append(f"`{slot.name}` is {slot.type} in the file and {found} in the checkpoint")
-    if wrong:
-        raise DiagnosticError(
-            Diagnostic(
-                "E-CKPT-003",
-                f"the checkpoint is of another model: {wrong[0]}",
-                help=("use the file, variant and --set of the run",),
-                notes=tuple(wrong[1:6]),
-            )
-        )
+    refuse_misfits(program.saved, saved)
     _, _, open_session = open_program(program, from_environment(device))
     session = open_session()
     try:

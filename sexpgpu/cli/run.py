@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,16 +23,20 @@ from sexpgpu.cli.common import (
     warn,
 )
 
+if TYPE_CHECKING:
+    from sexpgpu.train.store import Store
+
 
 @click.command("run")
 @experiment_options
 @device_option
 @click.option("--steps", type=click.IntRange(min=1), help="End at this step, if that is before the file's `:steps`.")
 @click.option("--out", type=click.Path(path_type=Path), help="The run's folder; default runs/FILE, runs/FILE-2, …")
+@click.option("--checkpoints", "place", metavar="s3://…", help="Save there, and not in the run's folder.")
 @click.option(
     "--resume",
     metavar="latest|PATH",
-    help="Continue the latest run of FILE, a run's folder, or a checkpoint.",
+    help="Continue the latest run of FILE, a run's folder or s3:// address, or a checkpoint.",
 )
 @click.option("--quiet", is_flag=True, help="Print errors only.")
 @reporting("run")
@@ -43,6 +48,7 @@ def command(
     device: str | None,
     steps: int | None,
     out: Path | None,
+    place: str | None,
     resume: str | None,
     quiet: bool,
 ) -> None:
@@ -53,17 +59,21 @@ def command(
     from sexpgpu.diagnostics import Diagnostic, DiagnosticError
     from sexpgpu.plan.memory import shown_size
     from sexpgpu.settings import from_environment
-    from sexpgpu.train.checkpoint import same_experiment, supersede
+    from sexpgpu.train.checkpoint import Best, same_experiment, supersede
     from sexpgpu.train.facts import experiment_facts, write_facts
-    from sexpgpu.train.files import write_atomic
-    from sexpgpu.train.folder import held, new_folder, resumed
+    from sexpgpu.train.files import explaining, write_atomic
+    from sexpgpu.train.fitting import refuse_misfits
+    from sexpgpu.train.folder import folder_of, held, new_folder, resumed
     from sexpgpu.train.identity import experiment_digest
     from sexpgpu.train.loop import Training
     from sexpgpu.train.phases import assemble
     from sexpgpu.train.progress import Progress
     from sexpgpu.train.status import mark_ended
     from sexpgpu.train.stopping import EarlyStop
+    from sexpgpu.train.store import FolderStore, open_store
+    from sexpgpu.train.writer import CheckpointWriter
 
+    _check_places(out, place)
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     experiment = load(file, variant, settings, run_name)
     if not experiment.run.name:
@@ -74,19 +84,28 @@ def command(
         warn(experiment, "run")
     assembly = assemble(experiment)
     environment = from_environment(device)
-    chosen, plan, open_session = open_program(assembly.program, environment)
+    chosen, plan, open_session = open_program(assembly.program, environment, experiment.run.saves_between)
     free = environment.memory_bytes or chosen.free_bytes()
     digest = experiment_digest(experiment, assembly.program)
     last_step = min(experiment.run.steps, steps or experiment.run.steps)
     tensors, meta, start_step = {}, {}, 0
+    store: Store
     if resume is not None:
-        folder, saved, skipped = resumed(resume, file.stem, out, Path("runs"))
+        found = resumed(resume, file.stem, out, Path("runs"), place=place)
+        saved = found.checkpoint
         same_experiment(saved.meta, digest, experiment.text, dict(experiment.overrides))
+        refuse_misfits(assembly.program.saved, saved)
         tensors, meta, start_step = saved.tensors, saved.meta, saved.step
-        for note in skipped:
+        for note in found.notes:
             click.echo(f"sexpgpu run: {note}", err=True)
+        store = found.store if place is None else open_store(place)
+        folder = found.folder or folder_of(store.place, file.stem, out, Path("runs"))
     else:
+        if place is not None:
+            _check_empty(open_store(place))
         folder = new_folder(file.stem, out, Path("runs"))
+        store = FolderStore(folder.checkpoints) if place is None else open_store(place)
+    if not (folder.path / "experiment.sx").exists():
         write_atomic(folder.path / "experiment.sx", experiment.text.encode())
     if not quiet:
         states = f", {len(experiment.states)} states" if experiment.states else ""
@@ -99,15 +118,22 @@ def command(
         resuming = f", resuming after step {start_step}" if start_step else ""
         console.print(f"run: {folder.path}, {last_step} steps{resuming}")
     stopped_early = EarlyStop(experiment.run.stop, meta.get("early_stop")).reason
-    if start_step >= last_step or stopped_early is not None:
-        if not quiet:
-            why = f", where the run stopped early: {stopped_early}" if stopped_early is not None else ""
-            console.print(f"nothing to do: the checkpoint is of step {start_step}{why}")
-        return
+    rule = experiment.run.checkpoint
+    writer = CheckpointWriter(store, rule.keep, Best(rule.best, rule.higher) if rule.best else None)
     with contextlib.ExitStack() as stack:
         stack.enter_context(held(folder))
+        with explaining("save in", store.place):
+            store.clean()
+        if start_step >= last_step or stopped_early is not None:
+            # Its process may have ended after the last checkpoint and before it could say so.
+            writer.prune()
+            mark_ended(folder.status, "done")
+            if not quiet:
+                why = f", where the run stopped early: {stopped_early}" if stopped_early is not None else ""
+                console.print(f"nothing to do: the checkpoint is of step {start_step}{why}")
+            return
         if resume is not None:
-            supersede(folder.checkpoints, start_step)
+            supersede(store, start_step)
         facts = experiment_facts(experiment, last_step) | {
             "device": chosen.name,
             "machine": chosen.describe(),
@@ -116,6 +142,8 @@ def command(
             "planned_bytes": plan.peak_bytes,
             "parts": plan.parts(),
         }
+        if not isinstance(store, FolderStore):
+            facts["checkpoints"] = store.place
         write_facts(folder.facts, facts, time.time(), start_step)
         session = open_session()
         stack.callback(session.close)
@@ -126,6 +154,7 @@ def command(
                 session,
                 folder,
                 progress,
+                writer,
                 plan=plan,
                 digest=digest,
                 start_step=start_step,
@@ -150,6 +179,31 @@ def command(
         if not quiet:
             console.print(f"interrupted after step {reached}, saved; continue with --resume latest")
         sys.exit(INTERRUPTED)
+
+
+def _check_places(out: Path | None, place: str | None) -> None:
+    """Raises E-IO-004: a run's folder is on a disk, and what `--checkpoints` names is not."""
+    from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+    from sexpgpu.s3 import is_s3
+
+    if out is not None and out.parts[:1] == ("s3:",):
+        message = f"a run's folder is on a disk, not at `s3://{'/'.join(out.parts[1:])}`"
+        help = f"only checkpoints can lie there: --checkpoints s3://{'/'.join(out.parts[1:])}"
+        raise DiagnosticError(Diagnostic("E-IO-004", message, help=(help,)))
+    if place is not None and not is_s3(place):
+        message = f"`--checkpoints {place}` is no address of S3"
+        help = "write s3://BUCKET/PREFIX; a folder of this machine is chosen by --out"
+        raise DiagnosticError(Diagnostic("E-IO-004", message, help=(help,)))
+
+
+def _check_empty(store: Store) -> None:
+    """Raises E-IO-002 where a run has saved."""
+    from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+    from sexpgpu.train.checkpoint import holds_any
+
+    if holds_any(store):
+        help = f"--resume {store.place} continues it; another --checkpoints begins anew"
+        raise DiagnosticError(Diagnostic("E-IO-002", f"{store.place} holds a run already", help=(help,)))
 
 
 @contextlib.contextmanager

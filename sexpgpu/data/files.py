@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from sexpgpu.data.faults import CHANGED, DAMAGED, MISSING, fail
 from sexpgpu.diagnostics import nearest
+from sexpgpu.s3 import S3Error, find_objects, is_s3
 
 BLOCK_BYTES = 64 * 1024
 MAX_MIDDLE_BLOCKS = 16
@@ -45,10 +46,13 @@ def find_files(written: str, base: Path) -> tuple[Path, ...]:
     """The files that a written path means, in sorted order.
 
     A relative path is resolved against `base`; where nothing matches there, against the current directory.
-    A file whose very name holds glob characters wins over the pattern.
+    A file whose very name holds glob characters wins over the pattern. An address `s3://…` means local copies of its
+    objects.
 
-    Raises: E-DATA-001 (nothing matches), E-DATA-002 (a folder).
+    Raises: E-DATA-001 (nothing matches), E-DATA-002 (a folder, or objects that cannot be read), E-IO-005.
     """
+    if is_s3(written):
+        return _find_objects(written)
     folders = tuple(dict.fromkeys((base.absolute(), Path.cwd())))
     for folder in folders:
         exact = folder / Path(written).expanduser()
@@ -65,6 +69,20 @@ def find_files(written: str, base: Path) -> tuple[Path, ...]:
         if matches:
             return tuple(Path(path) for path in matches)
     _fail_missing(written, folders)
+
+
+def _find_objects(written: str) -> tuple[Path, ...]:
+    try:
+        found = find_objects(written)
+    except S3Error as error:
+        fail(DAMAGED, f"`{written}` cannot be read: {error.happened}", help=(error.remedy,))
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        fail(DAMAGED, f"`{written}` cannot be copied to this machine: {reason}",
+             help=("its copy goes to `~/.cache/sexpgpu/s3`: free some space there",))  # fmt: skip
+    if not found:
+        fail(MISSING, f"no object matches `{written}`", help=("check the bucket and the key",))
+    return found
 
 
 def _fail_missing(written: str, folders: Sequence[Path]) -> Never:

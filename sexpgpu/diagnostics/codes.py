@@ -379,6 +379,12 @@ _CHECKPOINTS = (
         "names the first difference",
         "resume with the file, overrides and data that wrote it, or start a new run",
     ),
+    (
+        "E-CKPT-004",
+        "checkpoint of a newer version",
+        "the checkpoint has a format that this version of sexpgpu does not know yet",
+        "resume with the version that wrote it, or a later one",
+    ),
 )
 
 _FILES_AND_DEVICES = (
@@ -397,8 +403,20 @@ _FILES_AND_DEVICES = (
     (
         "E-IO-003",
         "the run is under way",
-        "a process is training in the folder already, and two would write over each other",
-        "follow it with `sexpgpu watch`, or end it before its run is resumed",
+        "a process is training in the folder already, or another run saves in the same place of S3 since then",
+        "follow it with `sexpgpu watch`, or end it before its run is resumed; name another place with `--checkpoints`",
+    ),
+    (
+        "E-IO-004",
+        "not a place for this",
+        "a run's folder was to lie on S3, or `--checkpoints` names no place there",
+        "choose a folder with `--out`, and `s3://BUCKET/PREFIX` with `--checkpoints`",
+    ),
+    (
+        "E-IO-005",
+        "S3 needs an extra",
+        "an address begins with `s3://`, and the libraries for it are not installed",
+        "pip install 'sexpgpu[s3]'",
     ),
     (
         "E-DEV-001",

@@ -161,10 +161,12 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRule:
-    """When to save, and how many to keep. every None: at the end only."""
+    """When to save, how many of the newest to keep, and by which series the best. every None: at the end only."""
 
     every: int | None = None
     keep: int = 3
+    best: str | None = None
+    higher: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,11 @@ class Run:
     def prefix(self, update: Update) -> str:
         """What the series of an update begin with."""
         return f"train/{update.name}" if len(self.updates) > 1 else "train"
+
+    @property
+    def saves_between(self) -> bool:
+        """Whether it saves while it goes on, and not only at its end."""
+        return self.checkpoint.every is not None
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,8 +63,6 @@ def options(
             plain.append(item)
             index += 1
             continue
-        if item.name in LATER_KEYWORDS and item.name not in allowed:
-            el.fail("E-FORM-003", later(f"`:{item.name}`"), item.span)
         if item.name not in allowed:
             near = nearest(item.name, allowed)
             listed = ", ".join(f":{k}" for k in allowed) or "none"
@@ -84,14 +82,6 @@ def name_of(el: Elaborator, form: Form, what: str) -> str:
     if not isinstance(form, Symbol):
         el.fail("E-FORM-001", f"{what} is a name", form.span)
     return form.name
-
-
-LATER_KEYWORDS = ("keep-best",)
-
-
-def later(what: str) -> str:
-    """The message for a part of the language that this version does not have."""
-    return f"{what} belongs to a later version of the language"
 
 
 def need(el: Elaborator, form: List, low: int, high: int | None, shape: str) -> None:

@@ -275,6 +275,10 @@ def _grad(el: Elaborator, form: List, scope: Scope) -> Any:
     return values[0] if len(values) == 1 else values
 
 
+BETTER = ("lower", "higher")
+"""Which value of a series makes a checkpoint the best."""
+
+
 def _every(el: Elaborator, form: List, scope: Scope) -> Any:
     need(el, form, 1, None, "(every n X) or (every n NEW OLD)")
     n = due_every(el, form.items[1], scope)
@@ -282,10 +286,16 @@ def _every(el: Elaborator, form: List, scope: Scope) -> Any:
     if len(rest) == 2 and not isinstance(rest[0], Keyword):
         new, old = el.eval(rest[0], scope), el.eval(rest[1], scope)
         return where(el, _due(el, n), new, old)
-    plain, keyed = options(el, rest, ("keep",), "every")
+    plain, keyed = options(el, rest, ("keep", "keep-best", "better"), "every")
     if len(plain) > 1:
         el.fail("E-FORM-001", "this form is (every n X) or (every n NEW OLD)", form.span)
-    return Due(n, el.eval(plain[0], scope) if plain else None, {k: el.eval(v, scope) for k, v in keyed.items()})
+    better = keyed.pop("better", None)
+    found = {k: el.eval(v, scope) for k, v in keyed.items()}
+    if better is not None:
+        if not isinstance(better, Symbol) or better.name not in BETTER:
+            el.fail("E-FORM-003", f"`:better` is one of {' '.join(BETTER)}", better.span)
+        found["better"] = better.name
+    return Due(n, el.eval(plain[0], scope) if plain else None, found)
 
 
 def _due(el: Elaborator, n: int) -> HostScalar:

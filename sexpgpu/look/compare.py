@@ -121,13 +121,17 @@ def common_checkpoint(first: Sequence[Saved], second: Sequence[Saved]) -> tuple[
     if not steps:
         return None
     step = max(steps)
-    return step, state_digest(ours[step].path) == state_digest(theirs[step].path)
+    return step, _digest(ours[step]) == _digest(theirs[step])
 
 
-def equal_checkpoint(first: Sequence[Saved], second: Sequence[Saved], before: int) -> tuple[int, Path | None]:
+def equal_checkpoint(first: Sequence[Saved], second: Sequence[Saved], before: int) -> tuple[int, Saved | None]:
     """The last step before `before` that both have saved with the same bytes, and the first's; 0 if there is none."""
-    ours, theirs = ({s.step: s.path for s in each if not s.superseded and not s.damage} for each in (first, second))
+    ours, theirs = ({s.step: s for s in each if not s.superseded and not s.damage} for each in (first, second))
     for step in sorted(ours.keys() & theirs.keys(), reverse=True):
-        if step < before and state_digest(ours[step]) == state_digest(theirs[step]):
+        if step < before and _digest(ours[step]) == _digest(theirs[step]):
             return step, ours[step]
     return 0, None
+
+
+def _digest(saved: Saved) -> str:
+    return state_digest(saved.store, saved.name)

@@ -132,6 +132,7 @@ class _Watched:
         self.made: list[tuple[str, bytes]] = []
         self.write = session.write
         self.read = session.read
+        self.snapshot = session.snapshot
         self.peak_bytes = session.peak_bytes
         self.held_bytes = session.held_bytes
         self.unplanned_bytes = session.unplanned_bytes

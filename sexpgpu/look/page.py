@@ -361,11 +361,10 @@ def _checkpoints(run: RunRecord, checkpoints: Sequence[Saved]) -> str:
     if not checkpoints:
         return ""
     step = run.status.get("step")
-    num_live = sum(not each.superseded for each in checkpoints)
     rows = "".join(
-        f'<tr><td>{_e(each.path.name)}</td><td class="number">{shown_size(each.num_bytes)}</td>'
-        f"<td>{_e(each.damage or 'whole')}</td><td>{_e(why_kept(each, num_live - i, run.facts, step))}</td></tr>"
-        for i, each in enumerate(checkpoints)
+        f'<tr><td>{_e(each.name)}</td><td class="number">{shown_size(each.num_bytes)}</td>'
+        f"<td>{_e(each.damage or 'whole')}</td><td>{_e(why_kept(each, checkpoints, run.facts, step))}</td></tr>"
+        for each in checkpoints
     )
     head = "<tr><th>checkpoint</th><th>size</th><th>state</th><th>kept as</th></tr>"
     return f'<h2>Checkpoints</h2><div class="wide"><table>{head}{rows}</table></div>'

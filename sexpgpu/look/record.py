@@ -9,7 +9,8 @@ import datetime
 import json
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from typing import Any
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError, nearest
 from sexpgpu.look.series import Stream, read_stream
 from sexpgpu.train import files
-from sexpgpu.train.checkpoint import RECORD_FILE, STATE_FILE, damage
+from sexpgpu.train.checkpoint import Best, Outline, outline
 from sexpgpu.train.facts import read_facts
-from sexpgpu.train.folder import RunFolder, is_held
+from sexpgpu.train.folder import RunFolder, is_held, store_of
+from sexpgpu.train.store import Store
 
 ROOT = Path("runs")
 _ENDINGS = {2: "nd", 3: "rd"}
@@ -40,15 +42,24 @@ class State:
 
 @dataclass(frozen=True)
 class Saved:
-    """A checkpoint as a table shows it. num_bytes: of all its files. saved_s: seconds since the epoch.
-    damage: None for one that is whole."""
+    """A checkpoint as a table shows it. saved_s: seconds since the epoch."""
 
-    path: Path
+    store: Store
+    name: str
     step: int
-    num_bytes: int
     saved_s: float
-    damage: str | None
     superseded: bool
+    outline: Outline
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all its files."""
+        return self.outline.num_bytes
+
+    @property
+    def damage(self) -> str | None:
+        """None for one that is whole."""
+        return self.outline.damage
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,28 +162,32 @@ def read_run(folder: RunFolder) -> RunRecord:
     return RunRecord(folder, state_of(folder, status), status, read_facts(folder.facts), read_stream(folder.metrics))
 
 
-def saved(folder: RunFolder, verify: bool = False) -> list[Saved]:
+def saved(store: Store, verify: bool = False) -> list[Saved]:
     """Every checkpoint, by step; superseded ones after those that count.
 
-    verify: read the whole state and compare its digest; else only what the files are and how large.
+    verify: read the whole state and compare its digest; else only records and sizes.
     Raises: E-IO-001
     """
-    if not folder.checkpoints.is_dir():
-        return []
     found = []
-    with files.explaining("read", folder.checkpoints):
-        for path in folder.checkpoints.iterdir():
-            match = _CHECKPOINT.fullmatch(path.name)
+    with files.explaining("read", store.place):
+        for name in store.names():
+            match = _CHECKPOINT.fullmatch(name)
             if match is None:
                 continue
-            sizes = [p.stat().st_size for p in (path / STATE_FILE, path / RECORD_FILE) if p.exists()]
-            wrong = damage(path, verify)
-            found.append(Saved(path, int(match[2]), sum(sizes), path.stat().st_mtime, wrong, match[1] is not None))
-    return sorted(found, key=lambda each: (each.superseded, each.step, each.path.name))
+            with suppress(FileNotFoundError):  # the run removed it meanwhile
+                saved_s = store.saved_s(name)
+                outlined = outline(store, name, verify)
+                found.append(Saved(store, name, int(match[2]), saved_s, match[1] is not None, outlined))
+    return sorted(found, key=lambda each: (each.superseded, each.step, each.name))
 
 
-def why_kept(each: Saved, rank: int, facts: Mapping[str, Any], last_step: int | None) -> str:
-    """By which rule a checkpoint is there. rank: 1 for the newest that counts. last_step: where the run ended."""
+def saved_by(folder: RunFolder, verify: bool = False) -> list[Saved]:
+    """The checkpoints of a run, wherever it saves. Raises: E-IO-001, E-IO-005"""
+    return saved(store_of(folder), verify)
+
+
+def why_kept(each: Saved, found: Sequence[Saved], facts: Mapping[str, Any], last_step: int | None) -> str:
+    """By which rule a checkpoint is there. found: all of the run. last_step: where the run ended."""
     if each.superseded:
         return "a resume began before it; never chosen"
     rule = facts.get("checkpoint", {})
@@ -183,12 +198,24 @@ def why_kept(each: Saved, rank: int, facts: Mapping[str, Any], last_step: int | 
         reason = f"every {every}"
     elif each.step == 1:
         reason = "the first step"
-    else:
+    elif every or last_step is not None:
         reason = "where the run was stopped"
-    if not keep:
-        return reason
-    nth = "newest" if rank == 1 else f"{rank}{_ENDINGS.get(rank, 'th')} newest"
-    return f"{reason}; {nth} of {keep} kept"
+    else:
+        reason = "saved"
+    live = [one for one in found if not one.superseded]
+    reasons = [reason]
+    if rule.get("best") and each is _best(live, Best(rule["best"], bool(rule.get("higher")))):
+        reasons.append(f"best {rule['best']}, {each.outline.scores[rule['best']]:.6g}")
+    rank = sum(one.step >= each.step for one in live)
+    if keep and rank <= keep:
+        nth = "newest" if rank == 1 else f"{rank}{_ENDINGS.get(rank, 'th')} newest"
+        reasons.append(f"{nth} of {keep} kept")
+    return "; ".join(reasons)
+
+
+def _best(live: Sequence[Saved], best: Best) -> Saved | None:
+    scored = [one for one in live if best.series in one.outline.scores]
+    return min(scored, key=lambda one: (best.order(one.outline.scores[best.series]), one.step), default=None)
 
 
 def heartbeat_s(status: Mapping[str, Any]) -> float | None:

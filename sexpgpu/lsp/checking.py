@@ -18,6 +18,7 @@ from sexpgpu.lang.files import Files
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.lang.replay import Change, Way, changed
 from sexpgpu.lang.scope import Scope
+from sexpgpu.s3 import SCHEME
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, Integer, List, Symbol, load_source, read
 from sexpgpu.train.differentiable import missing_gradients
@@ -119,9 +120,10 @@ class OpenedData:
 
 
 def _stamp(written: Sequence[str], base: Path) -> Stamp:
-    """Names, times and sizes of the files of these paths; none for a text that Python carries."""
+    """Names, times and sizes of the files of these paths; none for a text that Python carries, or what lies on S3."""
     try:
-        paths = [p for each in written if not each.startswith("python:") for p in find_files(each, base)]
+        here = [each for each in written if not each.startswith(("python:", SCHEME))]
+        paths = [p for each in here for p in find_files(each, base)]
         return tuple((str(p), (s := os.stat(p)).st_mtime_ns, s.st_size) for p in paths)
     except (DiagnosticError, OSError):
         return (("", 0, 0),)

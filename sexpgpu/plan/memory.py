@@ -55,6 +55,7 @@ class MemoryProfile:
     max_tensor_bytes: the largest tensor that the device can hold; None: no limit of its own.
     loop_bytes: what the body of a loop runs in; all loops of a program share one such buffer.
     rules: what the device does as one piece of work; None: it works node by node.
+    is_host: its memory is the host's, so what the host keeps for checkpoints counts.
     """
 
     title: str
@@ -65,6 +66,7 @@ class MemoryProfile:
     max_tensor_bytes: int | None = None
     loop_bytes: Callable[[Node], int] = _no_workspace
     rules: Rules | None = None
+    is_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,8 @@ class ProgramPlan:
 
     slot_bytes: by role. constants: nodes that make `constant:INDEX`. workspace_bytes: the most that one step
     allocates beside the arena, with the buffer of loops, which is `loop_bytes` long. runtime_bytes: see
-    `MemoryProfile`. The arena is as long as the phase that needs most of it.
+    `MemoryProfile`. The arena is as long as the phase that needs most of it. snapshot_bytes: the host's copy of what is
+    saved, which a checkpoint is written from while the run goes on.
     """
 
     program: Program
@@ -95,12 +98,17 @@ class ProgramPlan:
     workspace_bytes: int
     runtime_bytes: int = 0
     loop_bytes: int = 0
+    snapshot_bytes: int = 0
+
+    @property
+    def _counted_snapshot_bytes(self) -> int:
+        return self.snapshot_bytes if self.profile.is_host else 0
 
     @property
     def peak_bytes(self) -> int:
         """The most that an opened plan holds."""
         persistent = sum(self.slot_bytes.values()) + self.constants_bytes + self.feeds_bytes
-        return persistent + self.arena_bytes + self.workspace_bytes + self.runtime_bytes
+        return persistent + self.arena_bytes + self.workspace_bytes + self.runtime_bytes + self._counted_snapshot_bytes
 
     @property
     def peak_at(self) -> PeakAt | None:
@@ -126,11 +134,12 @@ class ProgramPlan:
         found["feeds"] = self.feeds_bytes
         found["workspace"] = self.workspace_bytes
         found["runtime"] = self.runtime_bytes
+        found["checkpoint copy"] = self._counted_snapshot_bytes
         return {name: num_bytes for name, num_bytes in found.items() if num_bytes}
 
 
-def plan_memory(program: Program, profile: MemoryProfile) -> ProgramPlan:
-    """Plan every phase of `program` for a device.
+def plan_memory(program: Program, profile: MemoryProfile, snapshot: bool = False) -> ProgramPlan:
+    """Plan every phase of `program` for a device. snapshot: with a copy of what is saved.
 
     Raises: E-MEM-002 if one tensor is larger than the device can hold.
     """
@@ -168,6 +177,7 @@ def plan_memory(program: Program, profile: MemoryProfile) -> ProgramPlan:
         workspace_bytes=max([plan.workspace_bytes for plan in phases.values()], default=0) + loop_bytes,
         loop_bytes=loop_bytes,
         runtime_bytes=profile.runtime_bytes(sum([_num_steps(plan) for plan in phases.values()])),
+        snapshot_bytes=sum([num_bytes(slot.type) for slot in program.saved]) if snapshot else 0,
     )
 
 
@@ -206,7 +216,7 @@ def admit(plan: ProgramPlan, budget_bytes: int) -> ProgramPlan:
     parts = ", ".join(f"{name} {shown_size(num_bytes)}" for name, num_bytes in sizes)
     peak, budget = shown_size(plan.peak_bytes), shown_size(budget_bytes)
     message = f"the run would hold {peak} at its peak, and {budget} may be used"
-    persistent = sum(plan.slot_bytes.values()) + plan.constants_bytes
+    persistent = sum(plan.slot_bytes.values()) + plan.constants_bytes + plan.parts().get("checkpoint copy", 0)
     if persistent > budget_bytes:
         help = (
             "what outlives a call is too much already, so a smaller batch is no help: "

@@ -1,57 +1,55 @@
 """Checkpoints: the whole state of a run at one step, published whole or not at all.
 
-Sits between the training loop, which hands over named arrays and a record of the run, and the disk. A
-checkpoint is a folder
+Sits between the training loop, which hands over named arrays and a record of the run, and a `store`, which knows where
+bytes lie. A checkpoint is a state, every tensor in the format safetensors, and a record in JSON. The record begins with
+the sha256 of all that follows it and holds size and sha256 of the state, so no byte of either can change unnoticed:
 
-    RUN/checkpoints/step-00000100/state.safetensors    every tensor
-    RUN/checkpoints/step-00000100/checkpoint.json      the record, with size and sha256 of the state
+    {
+     "sha256": "…",
+     "cursor": …
 
-made under a hidden name and renamed once. Equal state gives equal bytes: no times, no facts of the host,
-keys in order. Hidden folders beside the checkpoints belong to a writer and never count as checkpoints, with
-one exception:
-
-    .saving-…      being written; its writer holds a lock on it, so one without a lock is a dead writer's
-    .old-step-…    a checkpoint set aside while its successor of the same step is renamed into place; if a
-                   crash falls between the two renames this is the checkpoint of that step: `find_latest`
-                   takes it as such, `clean` renames it back
-    .removing-…    on its way out
+Equal state gives equal bytes: no times, no facts of the host, keys in order. A record of version 1 has no such first
+line.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import os
+import math
 import re
-import secrets
-import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import load_file, save_file
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.train import files
+from sexpgpu.train.store import IS_STATE, RECORD_FILE, Store, Stored
 
 FORMAT = "sexpgpu-checkpoint"
-VERSION = 1
-STATE_FILE = "state.safetensors"
-RECORD_FILE = "checkpoint.json"
-DTYPES = tuple(np.dtype(kind) for kind in (np.float32, ml_dtypes.bfloat16, np.int32, np.int64, np.bool_))
+VERSION = 2
+DTYPES = {
+    np.dtype(np.int64): "I64",
+    np.dtype(np.float32): "F32",
+    np.dtype(np.int32): "I32",
+    np.dtype(ml_dtypes.bfloat16): "BF16",
+    np.dtype(np.bool_): "BOOL",
+}
+"""What a tensor may be, as safetensors calls it and in the order in which it lays tensors out."""
 META_KEYS = ("experiment_digest", "cursor", "seed", "file_text", "overrides", "roles")
 """What `meta` must hold; further keys (product choices, library versions, rank counts) are kept too."""
 
-_OWN_KEYS = ("format", "version", "step", "state")
+_OWN_KEYS = ("format", "version", "step", "state", "sha256")
 _MAX_RECORD_BYTES = 256 * 2**20
 _STEP = re.compile(r"step-([0-9]{8,18})")
-_SAVING, _OLD, _REMOVING = ".saving-", ".old-", ".removing-"
+_SEAL = re.compile(rb'\{\n "sha256": "([0-9a-f]{64})",\n')
 
 
 @dataclass(frozen=True)
@@ -63,107 +61,92 @@ class Checkpoint:
     meta: dict[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Best:
+    """By what the best checkpoint is known: the series, and whether higher is better."""
+
+    series: str
+    higher: bool = False
+
+    def order(self, score: float) -> float:
+        """A key that is least for the best."""
+        return -score if self.higher else score
+
+
 # --- writing --------------------------------------------------------------------------------------
 
 
-def save(
-    folder: str | os.PathLike[str],
-    step: int,
-    tensors: Mapping[str, np.ndarray[Any, Any]],
-    meta: Mapping[str, Any],
-) -> Path:
-    """Write the checkpoint of `step` into `folder`, in place of an earlier one of that step; return its path.
+def save(store: Store, step: int, tensors: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]) -> str:
+    """Write the checkpoint of `step`, in place of an earlier one of that step; its name.
 
-    `meta` is plain JSON data that holds `META_KEYS`; `meta["roles"]` names the role of every tensor.
+    `meta` is plain JSON data that holds `META_KEYS`; `meta["roles"]` names the role of every tensor, and
+    `meta["scores"]`, where it is, the value of evaluated series at this step.
     Tensors that are contiguous are written from where they are, without a copy.
 
-    Raises: E-IO-001
+    Raises: E-IO-001, E-IO-003 (another run took the store over)
     """
-    folder = Path(folder)
     assert step >= 0, f"step {step}"
     _assert_saveable(tensors, meta)
-    target = folder / f"step-{step:08d}"
-    with files.explaining("write", target):
-        folder.mkdir(parents=True, exist_ok=True)
-        with _saving_folder(folder) as temporary:
-            state = temporary / STATE_FILE
-            _write_tensors(state, tensors)
-            record = dict(meta) | {
-                "format": FORMAT,
-                "version": VERSION,
-                "step": step,
-                "state": {"file": STATE_FILE, "sha256": _sha256(state), "bytes": state.stat().st_size},
-            }
-            (temporary / RECORD_FILE).write_bytes(_record_bytes(record))
-            files.sync_file(temporary / RECORD_FILE)
-            _publish(temporary, target)
-    return target
+    name = name_of(step)
+
+    def seal(stored: Stored) -> bytes:
+        state = {"file": stored.file, "sha256": stored.sha256, "bytes": stored.num_bytes}
+        return _sealed(dict(meta) | {"format": FORMAT, "version": VERSION, "step": step, "state": state})
+
+    with files.explaining("write", store.path(name)):
+        store.publish(name, _pieces(tensors), seal)
+    return name
 
 
-def prune(folder: str | os.PathLike[str], keep: int) -> list[Path]:
-    """Remove all but the newest `keep` checkpoints; return what was removed.
+def name_of(step: int) -> str:
+    """What the checkpoint of a step is called."""
+    return f"step-{step:08d}"
 
-    One that is plainly incomplete is not counted, so that damage never costs the last good checkpoint.
+
+def prune(store: Store, keep: int, best: Best | None = None) -> list[str]:
+    """Remove all but the newest `keep` checkpoints and the best one; names of what was removed.
+
+    One that is plainly incomplete is not counted, so that damage never costs the last good checkpoint. Of equal scores
+    the earliest is the best.
 
     Raises: E-IO-001
     """
     assert keep >= 1, f"keep {keep}"
+    with files.explaining("read", store.place):
+        names = _published(store)
+    if len(names) <= keep:
+        return []
+    spared = _best(store, names, best) if best is not None else None
     removed, num_kept = [], 0
-    for path in _published(Path(folder)):
-        if num_kept == keep:
-            with files.explaining("remove", path):
-                _remove(path)
-            removed.append(path)
-        elif _looks_whole(path):
+    for name in names:
+        if num_kept == keep and name != spared:
+            with files.explaining("remove", store.path(name)):
+                store.remove(name)
+            removed.append(name)
+        elif num_kept < keep and _looks_whole(store, name):
             num_kept += 1
     return removed
 
 
-def clean(folder: str | os.PathLike[str]) -> list[Path]:
-    """Finish what dead writers left half done: remove their hidden folders, put a set-aside checkpoint back.
-
-    Called once at the start of a run. A folder whose writer is alive is left alone. Returns the hidden
-    folders dealt with.
-
-    Raises: E-IO-001
-    """
-    folder = Path(folder)
-    if not folder.is_dir():
-        return []
-    done = []
-    with files.explaining("clean up", folder):
-        for path in sorted(folder.iterdir()):
-            if path.name.startswith(_OLD) and _STEP.fullmatch(path.name.removeprefix(_OLD)):
-                target = folder / path.name.removeprefix(_OLD)
-                if target.exists():
-                    _remove(path)
-                else:
-                    path.rename(target)
-            elif path.name.startswith(_REMOVING) or (path.name.startswith(_SAVING) and _writer_is_dead(path)):
-                shutil.rmtree(path, ignore_errors=True)  # a writer that is alive may be removing the same
-            else:
-                continue
-            done.append(path)
-    return done
-
-
-def supersede(folder: str | os.PathLike[str], step: int) -> list[Path]:
+def supersede(store: Store, step: int) -> list[str]:
     """Rename the checkpoints past `step` to `superseded-…`: a run resumed at `step` makes its own.
 
-    Without it `find_latest` and `prune` would prefer the abandoned checkpoints to the new ones. Returns the
-    new paths.
+    Without it `latest` and `prune` would prefer the abandoned checkpoints to the new ones. Gives the new names.
 
     Raises: E-IO-001
     """
     renamed = []
-    for path in _published(Path(folder)):
-        if _step_of(path) > step:
-            name, number = f"superseded-{_visible_name(path)}", 1
-            while path.with_name(name).exists():
-                number += 1
-                name = f"superseded-{_visible_name(path)}-{number}"
-            with files.explaining("rename", path):
-                renamed.append(path.rename(path.with_name(name)))
+    with files.explaining("rename checkpoints in", store.place):
+        taken = set(store.names())
+        for name in _published(store):
+            if _step_of(name) > step:
+                new, number = f"superseded-{name}", 1
+                while new in taken:
+                    number += 1
+                    new = f"superseded-{name}-{number}"
+                store.rename(name, new)
+                taken.add(new)
+                renamed.append(new)
     return renamed
 
 
@@ -178,156 +161,130 @@ def _assert_saveable(tensors: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[
     assert not only_one, f"only in tensors or only in roles: {sorted(only_one)}"
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    # The library reads each tensor through its address and trusts us about the layout. Not
-    # np.ascontiguousarray: it turns a scalar into a vector.
-    contiguous = {name: np.asarray(tensor, order="C") for name, tensor in tensors.items()}
-    try:
-        save_file(contiguous, path)
-    except SafetensorError as error:
-        # The library knows the system's error only as text.
-        number = re.search(r"\(os error (\d+)\)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-    # The library makes the file readable by its owner only; the umask decides, as for the record beside it.
-    path.chmod(0o666 & path.parent.stat().st_mode)
-    files.sync_file(path)
+def _pieces(tensors: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[memoryview]:
+    """The bytes of a safetensors file, as its library lays them out; it can only write whole files, to a disk.
+
+    Source: safetensors 0.8, `serialize_to_file`: eight bytes of length, a header in JSON padded to eight bytes, then
+    the tensors, by dtype and name.
+    """
+    ranks = {dtype: rank for rank, dtype in enumerate(DTYPES)}
+    order = sorted(tensors, key=lambda name: (ranks[tensors[name].dtype], name))
+    header, end = {}, 0
+    for name in order:
+        start, end = end, end + tensors[name].nbytes
+        dtype, shape = DTYPES[tensors[name].dtype], list(tensors[name].shape)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield memoryview(len(text).to_bytes(8, "little") + text)
+    for name in order:
+        # Not np.ascontiguousarray: it turns a scalar into a vector.
+        contiguous = np.asarray(tensors[name], order="C")
+        if contiguous.nbytes:
+            yield contiguous.reshape(-1).view(np.uint8).data
 
 
-@contextlib.contextmanager
-def _saving_folder(folder: Path) -> Iterator[Path]:
-    """A new hidden folder, locked for as long as its writer lives; gone at the end unless it was renamed."""
-    path = folder / f"{_SAVING}{secrets.token_hex(4)}"
-    path.mkdir()
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # without locks here, `clean` leaves the folder alone
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-        os.close(descriptor)
-
-
-def _writer_is_dead(path: Path) -> bool:
-    """Whether nobody holds the lock of a hidden folder; the system drops it with the process."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:  # published meanwhile
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:  # held, or no locks on this file system: then nobody can tell
-        return False
-    finally:
-        os.close(descriptor)
-    return True
-
-
-def _publish(temporary: Path, target: Path) -> None:
-    """Give a finished folder its name; at every moment it or its set-aside predecessor is there, whole."""
-    files.sync_file(temporary)
-    aside = target.with_name(_OLD + target.name)
-    if target.exists():
-        if aside.exists():  # an earlier crash, after the renames
-            _remove(aside)
-        target.rename(aside)
-        try:
-            temporary.rename(target)
-        except OSError:
-            aside.rename(target)
-            raise
-    else:
-        temporary.rename(target)
-    files.sync_file(target.parent)
-    if aside.exists():
-        _remove(aside)
-
-
-def _remove(path: Path) -> None:
-    # Renamed first: a crash must not leave half a checkpoint under a name that counts.
-    doomed = path.with_name(f"{_REMOVING}{secrets.token_hex(4)}")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
+def _sealed(record: Mapping[str, Any]) -> bytes:
+    body = json.dumps(record, sort_keys=True, indent=1, allow_nan=False).encode().removeprefix(b"{\n") + b"\n"
+    return b'{\n "sha256": "' + hashlib.sha256(body).hexdigest().encode() + b'",\n' + body
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def load(path: str | os.PathLike[str]) -> Checkpoint:
+def load(store: Store, name: str) -> Checkpoint:
     """Read and verify a checkpoint; nothing in it is ever executed.
 
-    Raises: E-CKPT-001 (there is none), E-CKPT-002 (damaged), E-IO-001 (the system refuses to read it)
+    Raises: E-CKPT-001 (there is none), E-CKPT-002 (damaged), E-CKPT-004 (of a newer version), E-IO-001 (the system
+    refuses to read it)
     """
-    path = Path(path)
-    if not path.is_dir():
-        siblings = ", ".join(f"`{found.name}`" for found in reversed(_published(path.parent)[:5]))
-        notes = (f"`{path.parent}` holds {siblings}",) if siblings else ()
-        raise DiagnosticError(
-            Diagnostic(
-                "E-CKPT-001",
-                f"there is no checkpoint `{path}`",
-                help=("name a checkpoint folder, or use `--resume latest` for the newest one of the run",),
-                notes=notes,
+    with files.explaining("read", store.path(name)):
+        names = store.names()
+        if name not in names:
+            siblings = ", ".join(f"`{found}`" for found in _published(store)[:5])
+            raise DiagnosticError(
+                Diagnostic(
+                    "E-CKPT-001",
+                    f"there is no checkpoint `{store.path(name)}`",
+                    help=("name a checkpoint folder, or use `--resume latest` for the newest one of the run",),
+                    notes=(f"`{store.place}` holds {siblings}",) if siblings else (),
+                )
             )
-        )
-    with files.explaining("read", path):
         try:
-            record = _verified_record(path)
-            tensors = _read_tensors(path / STATE_FILE)
+            return _loaded(store, name)
         except _Damage as damage:
-            raise _damaged(path, damage) from damage
-    meta = {key: value for key, value in record.items() if key not in _OWN_KEYS}
-    return Checkpoint(record["step"], tensors, meta)
+            raise _damaged(store.path(name), damage) from damage
 
 
-def find_latest(folder: str | os.PathLike[str]) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The newest undamaged checkpoint in `folder`, and the damaged newer ones passed over, with reasons.
+def latest(store: Store) -> tuple[Checkpoint | None, list[tuple[str, str]]]:
+    """The newest undamaged checkpoint, and the damaged newer ones passed over: names with reasons.
 
-    Raises: E-IO-001
+    Raises: E-CKPT-004 where the newest is of a newer version, E-IO-001
     """
-    skipped: list[tuple[Path, str]] = []
-    for path in _published(Path(folder)):
-        try:
-            with files.explaining("read", path):
-                _verified_record(path)
-        except _Damage as damage:
-            skipped.append((path, str(damage)))
-        else:
-            return path, skipped
+    skipped: list[tuple[str, str]] = []
+    with files.explaining("read", store.place):
+        for name in _published(store):
+            try:
+                return _loaded(store, name), skipped
+            except _Damage as damage:
+                skipped.append((name, str(damage)))
     return None, skipped
 
 
-def damage(path: Path, verify: bool) -> str | None:
-    """What is wrong with a checkpoint; None for one that is whole.
+def holds_any(store: Store) -> bool:
+    """Whether a run has saved here.
 
-    verify: compare the digest and the tensors too, which reads the whole state; else only files and sizes.
     Raises: E-IO-001
     """
-    try:
-        with files.explaining("read", path):
+    with files.explaining("read", store.place):
+        return bool(_published(store))
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """A checkpoint as its record and sizes tell it. num_bytes: of state and record. damage: what is wrong with it.
+    scores: of evaluated series at its step, those that are finite."""
+
+    num_bytes: int
+    damage: str | None
+    scores: Mapping[str, float]
+
+
+def outline(store: Store, name: str, verify: bool) -> Outline:
+    """What there is of a checkpoint.
+
+    verify: compare the digest and the tensors too, which reads the whole state; else only the record and sizes.
+    Raises: E-IO-001
+    """
+    with files.explaining("read", store.path(name)):
+        num_bytes = store.size(name, RECORD_FILE) or 0
+        try:
+            record = _sized_record(store, name)
+            num_bytes += record["state"]["bytes"]
             if verify:
-                _verified_record(path)
-            else:
-                _sized_record(path)
-    except _Damage as found:
-        return str(found)
-    return None
+                _loaded(store, name)
+        except _Damage as found:
+            return Outline(num_bytes, str(found), {})
+        except DiagnosticError as error:
+            if error.diagnostics[0].code != NEWER:
+                raise
+            return Outline(num_bytes, error.diagnostics[0].message, {})
+    return Outline(num_bytes, None, _scores(record))
 
 
-def state_digest(path: Path) -> str:
+def state_digest(store: Store, name: str) -> str:
     """The sha256 of a checkpoint's state, as its record has it.
 
-    Raises: E-CKPT-002, E-IO-001
+    Raises: E-CKPT-002, E-CKPT-004, E-IO-001
     """
-    with files.explaining("read", path):
+    with files.explaining("read", store.path(name)):
         try:
-            return str(_read_record(path)["state"]["sha256"])
+            return str(_read_record(store, name)["state"]["sha256"])
         except _Damage as found:
-            raise _damaged(path, found) from found
+            raise _damaged(store.path(name), found) from found
 
 
+NEWER = "E-CKPT-004"
 DIGEST_SHOWN = 16
 """Characters of a digest that a message shows."""
 
@@ -373,65 +330,66 @@ def same_experiment(
     )
 
 
-_TAKE_ANOTHER = "resume from an earlier checkpoint; `--resume latest` takes the newest undamaged one"
-
-
 class _Damage(Exception):
     """Why a checkpoint cannot be used, in words for the user."""
 
-    def __init__(self, reason: str, remedy: str = _TAKE_ANOTHER) -> None:
-        super().__init__(reason)
-        self.remedy = remedy
+
+def _damaged(path: str, damage: _Damage) -> DiagnosticError:
+    help = ("resume from an earlier checkpoint; `--resume latest` takes the newest undamaged one",)
+    return DiagnosticError(Diagnostic("E-CKPT-002", f"cannot use the checkpoint `{path}`: {damage}", help=help))
 
 
-def _damaged(path: Path, damage: _Damage) -> DiagnosticError:
-    return DiagnosticError(
-        Diagnostic("E-CKPT-002", f"cannot use the checkpoint `{path}`: {damage}", help=(damage.remedy,))
-    )
-
-
-def _verified_record(path: Path) -> dict[str, Any]:
-    """The record of a checkpoint whose state has the size, digest and tensors that the record says."""
-    record, state = _sized_record(path), path / STATE_FILE
-    if _sha256(state) != record["state"]["sha256"]:
-        raise _Damage(f"the content of `{STATE_FILE}` is not what was written (its sha256 differs)")
-    with _judging_tensors(), safe_open(state, framework="np", backend="pread") as opened:
-        stored = set(opened.keys())
-    only_one = stored ^ record["roles"].keys()
+def _loaded(store: Store, name: str) -> Checkpoint:
+    """A checkpoint whose state has the size, digest and tensors that the record says."""
+    record = _sized_record(store, name)
+    file = record["state"]["file"]
+    with store.state(name, file) as path:
+        with open(path, "rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        if digest != record["state"]["sha256"]:
+            raise _Damage(f"the content of `{file}` is not what was written (its sha256 differs)")
+        tensors = _read_tensors(path)
+    only_one = tensors.keys() ^ record["roles"].keys()
     if only_one:
-        raise _Damage(f"tensor `{min(only_one)}` is in only one of `{STATE_FILE}` and `{RECORD_FILE}`")
-    return record
+        raise _Damage(f"tensor `{min(only_one)}` is in only one of `{file}` and `{RECORD_FILE}`")
+    meta = {key: value for key, value in record.items() if key not in _OWN_KEYS}
+    return Checkpoint(record["step"], tensors, meta)
 
 
-def _sized_record(path: Path) -> dict[str, Any]:
+def _sized_record(store: Store, name: str) -> dict[str, Any]:
     """The record of a checkpoint whose state has the size that the record says."""
-    record, state = _read_record(path), path / STATE_FILE
-    if not state.is_file():
-        raise _Damage(f"`{STATE_FILE}` is missing")
-    num_bytes, expected = state.stat().st_size, record["state"]["bytes"]
+    record = _read_record(store, name)
+    file, expected = record["state"]["file"], record["state"]["bytes"]
+    num_bytes = store.size(name, file)
+    if num_bytes is None:
+        raise _Damage(f"`{file}` is missing")
     if num_bytes != expected:
-        raise _Damage(f"`{STATE_FILE}` has {num_bytes} bytes where {expected} were written")
+        raise _Damage(f"`{file}` has {num_bytes} bytes where {expected} were written")
     return record
 
 
-def _read_record(path: Path) -> dict[str, Any]:
+def _read_record(store: Store, name: str) -> dict[str, Any]:
     """The record, with every field that this module relies on checked; the state is not looked at."""
-    file = path / RECORD_FILE
-    if not file.is_file():
+    num_bytes = store.size(name, RECORD_FILE)
+    if num_bytes is None:
         raise _Damage(f"`{RECORD_FILE}` is missing")
-    if file.stat().st_size > _MAX_RECORD_BYTES:
+    if num_bytes > _MAX_RECORD_BYTES:
         raise _Damage(f"`{RECORD_FILE}` has more than {_MAX_RECORD_BYTES} bytes")
+    data = store.read_record(name)
+    seal = _SEAL.match(data)
+    if seal is not None and hashlib.sha256(data[seal.end() :]).hexdigest().encode() != seal[1]:
+        raise _Damage(f"the content of `{RECORD_FILE}` is not what was written (its sha256 differs)")
     try:
-        record = json.loads(file.read_bytes())
+        record = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise _Damage(f"`{RECORD_FILE}` is not valid JSON") from error
     if not isinstance(record, dict) or record.get("format") != FORMAT:
         raise _Damage(f"`{RECORD_FILE}` is not the record of a sexpgpu checkpoint")
-    if record.get("version") != VERSION:
-        raise _Damage(
-            f"its format has version {record.get('version')!r} where this sexpgpu reads {VERSION}",
-            "resume with the version of sexpgpu that wrote it",
-        )
+    version = record.get("version")
+    if type(version) is int and version > VERSION:
+        raise _newer(store.path(name), version)
+    if version != (1 if seal is None else VERSION):
+        raise _Damage(f"`{RECORD_FILE}` has version {version!r}, and {'no' if seal is None else 'a'} sha256")
     missing = [key for key in META_KEYS if key not in record]
     if missing:
         raise _Damage(f"`{RECORD_FILE}` lacks `{missing[0]}`")
@@ -442,70 +400,68 @@ def _read_record(path: Path) -> dict[str, Any]:
         raise _Damage(f"`{RECORD_FILE}` has no valid roles")
     if not isinstance(record["experiment_digest"], str) or not isinstance(record["file_text"], str):
         raise _Damage(f"`{RECORD_FILE}` has no valid experiment")
-    if not isinstance(state, dict) or state.get("file") != STATE_FILE:
-        raise _Damage(f"`{RECORD_FILE}` does not name `{STATE_FILE}`")
+    if not isinstance(state, dict) or not IS_STATE.fullmatch(str(state.get("file"))):
+        raise _Damage(f"`{RECORD_FILE}` names no state")
     if type(state.get("bytes")) is not int or not isinstance(state.get("sha256"), str):
         raise _Damage(f"`{RECORD_FILE}` has no valid size and sha256")
-    expected = _STEP.fullmatch(_visible_name(path))
+    expected = _STEP.fullmatch(name)
     if expected and int(expected[1]) != step:
         raise _Damage(f"`{RECORD_FILE}` is of step {step}")
     return record
 
 
+def _newer(path: str, version: int) -> DiagnosticError:
+    message = f"the checkpoint `{path}` has the format {version}, and this sexpgpu reads up to {VERSION}"
+    return DiagnosticError(Diagnostic(NEWER, message, help=("resume with the version of sexpgpu that wrote it",)))
+
+
 def _read_tensors(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    with _judging_tensors():
+    try:
         # pread: a file that shrinks under a memory map would kill the process instead of raising.
         tensors: dict[str, np.ndarray[Any, Any]] = load_file(path, backend="pread")
+    # An element type that it does not know comes as any of these.
+    except (SafetensorError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise _Damage(f"`{path.name}` is not a valid safetensors file ({error})") from error
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES:
             raise _Damage(f"tensor `{name}` has dtype {tensor.dtype}")
     return {name: tensors[name] for name in sorted(tensors)}
 
 
-@contextlib.contextmanager
-def _judging_tensors() -> Iterator[None]:
-    """Turn the library's complaints about a file into damage."""
+def _published(store: Store) -> list[str]:
+    """The checkpoints of a store that count, newest first."""
+    return sorted((name for name in store.names() if _STEP.fullmatch(name)), key=_step_of, reverse=True)
+
+
+def _best(store: Store, names: Sequence[str], best: Best) -> str | None:
+    """The name of the checkpoint with the best score, of equal ones the earliest; None where none has any."""
+    found = []
+    for name in names:
+        with files.explaining("read", store.path(name)), suppress(_Damage, DiagnosticError):  # of a newer version
+            score = _scores(_read_record(store, name)).get(best.series)
+            if score is not None:
+                found.append((best.order(score), _step_of(name), name))
+    return min(found)[2] if found else None
+
+
+def _scores(record: Mapping[str, Any]) -> dict[str, float]:
+    scores = record.get("scores")
+    found = scores.items() if isinstance(scores, dict) else ()
+    return {series: score for series, score in found if isinstance(score, int | float) and math.isfinite(score)}
+
+
+def _step_of(name: str) -> int:
+    return int(name.removeprefix("step-"))
+
+
+def _looks_whole(store: Store, name: str) -> bool:
     try:
-        yield
-    # An element type that it does not know comes as any of these.
-    except (SafetensorError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        raise _Damage(f"`{STATE_FILE}` is not a valid safetensors file ({error})") from error
-
-
-def _published(folder: Path) -> list[Path]:
-    """The checkpoints in a folder, newest first; a set-aside one counts where its successor is missing."""
-    if not folder.is_dir():
-        return []
-    with files.explaining("read", folder):
-        found = [path for path in folder.iterdir() if _STEP.fullmatch(_visible_name(path))]
-    by_name = {_visible_name(path): path for path in found if path.name.startswith(_OLD)}
-    by_name |= {path.name: path for path in found if not path.name.startswith(_OLD)}
-    return sorted(by_name.values(), key=_step_of, reverse=True)
-
-
-def _visible_name(path: Path) -> str:
-    return path.name.removeprefix(_OLD)
-
-
-def _step_of(path: Path) -> int:
-    return int(_visible_name(path).removeprefix("step-"))
-
-
-def _looks_whole(path: Path) -> bool:
-    try:
-        _sized_record(path)
+        _sized_record(store, name)
     except (_Damage, OSError):
         return False
+    except DiagnosticError:  # of a newer version
+        return True
     return True
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _record_bytes(record: Mapping[str, Any]) -> bytes:
-    return (json.dumps(record, sort_keys=True, indent=1, allow_nan=False) + "\n").encode()
 
 
 def _plain_json(value: object) -> str:

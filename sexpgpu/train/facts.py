@@ -33,7 +33,7 @@ def experiment_facts(experiment: Experiment, last_step: int) -> dict[str, Any]:
         "steps": last_step,
         "microbatches": run.microbatches,
         "seed": run.seed,
-        "checkpoint": {"every": run.checkpoint.every, "keep": run.checkpoint.keep},
+        "checkpoint": asdict(run.checkpoint),
         "stop": None if run.stop is None else asdict(run.stop),
         "parameters": experiment.num_parameters,
         "tensors": len(experiment.parameters),

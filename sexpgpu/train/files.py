@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.s3 import S3Error
 
 _NO_PERMISSION = ("this user is not permitted to", "change the permissions, or choose another folder")
 
@@ -39,6 +40,8 @@ def io_error(action: str, path: str | os.PathLike[str], error: OSError) -> Diagn
     """The diagnostic `E-IO-001` for an error of the system while doing `action` (as in `write`) to `path`."""
     default = ((error.strerror or str(error) or type(error).__name__).lower(), "check the path and its disk")
     happened, remedy = _REASONS.get(error.errno or 0, default)
+    if isinstance(error, S3Error):
+        happened, remedy = error.happened, error.remedy
     return DiagnosticError(
         Diagnostic("E-IO-001", f"cannot {action} `{os.fspath(path)}`: {happened}", help=(remedy,))
     )
@@ -67,6 +70,16 @@ def sync_file(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, and wait until their names are on the disk."""
+    if path.is_dir():
+        return
+    if not path.parent.exists():
+        make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    sync_file(path.parent)
 
 
 @contextlib.contextmanager

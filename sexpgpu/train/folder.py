@@ -2,6 +2,9 @@
 
 runs/FILE/               or FILE-2, FILE-3, …: the folder of one run
   checkpoints/  samples/  metrics.jsonl  status.json  run.json  experiment.sx
+
+Checkpoints may lie under an address of S3 instead; then `run.json` holds it. The rest is appended to, replaced and
+locked, which S3 does not do, and is always on a disk.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
-from sexpgpu.train.checkpoint import Checkpoint, clean, find_latest, load
-from sexpgpu.train.files import explaining
+from sexpgpu.s3 import is_s3
+from sexpgpu.train.checkpoint import Checkpoint, latest, load
+from sexpgpu.train.facts import read_facts
+from sexpgpu.train.files import explaining, make_folder
+from sexpgpu.train.store import FolderStore, Store, open_store
 
 _ASKING_S = 0.1
 """Longer than `is_held` keeps the lock for its question."""
@@ -122,18 +128,25 @@ def _locked(descriptor: int, kind: int) -> bool:
     return True
 
 
+def store_of(folder: RunFolder) -> Store:
+    """Where a run saves: the address in its `run.json`, else its own folder. Raises: E-IO-001, E-IO-005"""
+    place = read_facts(folder.facts).get("checkpoints")
+    return open_store(place if isinstance(place, str) and is_s3(place) else folder.checkpoints)
+
+
 def new_folder(stem: str, out: Path | None, root: Path) -> RunFolder:
-    """A fresh folder: `out`, or the first of `root`/STEM, STEM-2, … that is free. Raises E-IO-001."""
+    """A fresh folder: `out`, or the first of `root`/STEM, STEM-2, … that is free. Raises E-IO-001, E-IO-002."""
     if out is not None:
         folder = RunFolder(out)
         if folder.exists:
+            elsewhere = "checkpoints" in read_facts(folder.facts)
             raise DiagnosticError(
                 Diagnostic(
                     "E-IO-002",
                     f"{out} holds a run already",
                     help=(
                         "--resume latest continues it; another --out begins anew"
-                        if next(folder.checkpoints.glob("step-*"), None) is not None
+                        if elsewhere or next(folder.checkpoints.glob("step-*"), None) is not None
                         else "it has no checkpoint to continue: remove the folder, or give another --out",
                     ),
                 )
@@ -141,51 +154,94 @@ def new_folder(stem: str, out: Path | None, root: Path) -> RunFolder:
     else:
         folder = next(f for n in range(1, 100_000) if not (f := RunFolder(root / _numbered(stem, n))).path.exists())
     with explaining("make the run folder", folder.path):
-        folder.path.mkdir(parents=True, exist_ok=True)
+        make_folder(folder.path)
     return folder
 
 
+def folder_of(place: str, stem: str, out: Path | None, root: Path) -> RunFolder:
+    """The folder of the run that saves in `place`: `out`, the newest of STEM's that says so, or a new one."""
+    if out is not None:
+        folder = RunFolder(out)
+        with explaining("make the run folder", out):
+            make_folder(out)
+        return folder
+    for folder in _folders(stem, root):
+        if read_facts(folder.facts).get("checkpoints") == place:
+            return folder
+    return new_folder(stem, None, root)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """What `--resume` means. folder: None where an address was given, which no folder belongs to.
+    notes: what was skipped as damaged."""
+
+    folder: RunFolder | None
+    store: Store
+    checkpoint: Checkpoint
+    notes: tuple[str, ...] = ()
+
+
 def resumed(
-    which: str, stem: str, out: Path | None, root: Path, option: str = "--resume"
-) -> tuple[RunFolder, Checkpoint, list[str]]:
-    """The folder and checkpoint that `--resume latest` or `--resume PATH` means, and what was skipped as damaged.
+    which: str, stem: str, out: Path | None, root: Path, option: str = "--resume", place: str | None = None
+) -> Resumed:
+    """The checkpoint that `--resume latest` or `--resume PATH` means.
 
-    option: what the user gave `which` by.
+    option: what the user gave `which` by. place: where the run saves, if that is not in its folder.
 
-    Raises: E-CKPT-001 where there is none, E-CKPT-002 where PATH is damaged.
+    Raises: E-CKPT-001 where there is none, E-CKPT-002 where PATH is damaged, E-CKPT-004 where it is of a newer version.
     """
+    if is_s3(which):
+        above, _, name = which.rstrip("/").rpartition("/")
+        if name.startswith(("step-", "superseded-step-")):
+            store = open_store(above)
+            return Resumed(None, store, load(store, name))
+        place, which = which.rstrip("/"), "latest"
+    if place is not None and which == "latest":
+        found = _newest(None, open_store(place), option)
+        if found is None:
+            raise _no_checkpoint(place, option)
+        return found
     if which != "latest":
         path = Path(which)
         if path.name == "checkpoints":
             path = path.parent
         if path.parent.name == "checkpoints":
-            return RunFolder(path.parent.parent), load(path), []
+            store = FolderStore(path.parent)
+            return Resumed(RunFolder(path.parent.parent), store, load(store, path.name))
         candidates = [RunFolder(path)]
     elif out is not None:
         candidates = [RunFolder(out)]
     else:
-        named = [root / _numbered(stem, n) for n in range(1, 10_000)]
-        existing = [p for p in named if p.exists()]
-        candidates = [RunFolder(p) for p in sorted(existing, key=lambda p: p.stat().st_mtime_ns, reverse=True)]
+        candidates = _folders(stem, root)
     for folder in candidates:
-        if not folder.checkpoints.exists():
-            continue
-        clean(folder.checkpoints)
-        found, skipped = find_latest(folder.checkpoints)
-        notes = [f"{path.name} is damaged and was skipped: {reason}" for path, reason in skipped]
+        found = _newest(folder, store_of(folder), option)
         if found is not None:
-            return folder, load(found), notes
-        if notes:
-            raise DiagnosticError(
-                Diagnostic(
-                    "E-CKPT-002",
-                    f"every checkpoint in {folder.checkpoints} is damaged",
-                    help=(_anew(option),),
-                    notes=tuple(notes),
-                )
-            )
-    where = str(candidates[0].path) if candidates else str(root / stem)
-    raise DiagnosticError(
+            return found
+    raise _no_checkpoint(str(candidates[0].path) if candidates else str(root / stem), option)
+
+
+def _folders(stem: str, root: Path) -> list[RunFolder]:
+    """The folders of a file's runs, the one that changed last first."""
+    named = [root / _numbered(stem, n) for n in range(1, 10_000)]
+    existing = [p for p in named if p.exists()]
+    return [RunFolder(p) for p in sorted(existing, key=lambda p: p.stat().st_mtime_ns, reverse=True)]
+
+
+def _newest(folder: RunFolder | None, store: Store, option: str) -> Resumed | None:
+    """The newest checkpoint of a store that is not damaged; None where it has none at all."""
+    found, skipped = latest(store)
+    notes = tuple(f"{name} is damaged and was skipped: {reason}" for name, reason in skipped)
+    if found is not None:
+        return Resumed(folder, store, found, notes)
+    if not notes:
+        return None
+    message = f"every checkpoint in {store.place} is damaged"
+    raise DiagnosticError(Diagnostic("E-CKPT-002", message, help=(_anew(option),), notes=notes))
+
+
+def _no_checkpoint(where: str, option: str) -> DiagnosticError:
+    return DiagnosticError(
         Diagnostic(
             "E-CKPT-001",
             f"there is no checkpoint in {where}",

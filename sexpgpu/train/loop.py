@@ -6,6 +6,7 @@ if every proposal is finite. What a step reads is what the step before committed
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -20,7 +21,6 @@ from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.opdef import Array
 from sexpgpu.lang.experiment import Experiment, Update
 from sexpgpu.plan.memory import ProgramPlan, shown_size
-from sexpgpu.train import checkpoint as checkpoints
 from sexpgpu.train.blame import Finding, first_non_finite
 from sexpgpu.train.evaluation import run_evaluation
 from sexpgpu.train.faults import non_finite, skipped_line, stop_on_faults, zero_weight
@@ -37,6 +37,7 @@ from sexpgpu.train.progress import Progress
 from sexpgpu.train.schedule import HostSchedule
 from sexpgpu.train.status import StatusFile
 from sexpgpu.train.stopping import EarlyStop
+from sexpgpu.train.writer import CheckpointWriter
 
 
 def memory_line(peak_bytes: int, planned_bytes: int, unplanned_bytes: int) -> str:
@@ -254,6 +255,7 @@ class Training:
         session: Session,
         folder: RunFolder,
         progress: Progress,
+        writer: CheckpointWriter,
         *,
         plan: ProgramPlan,
         digest: str,
@@ -266,6 +268,7 @@ class Training:
         self.session = session
         self.folder = folder
         self.progress = progress
+        self.writer = writer
         self.plan = plan
         self.digest = digest
         self.start_step = start_step
@@ -274,20 +277,23 @@ class Training:
         self.stepper = Stepper(experiment, assembly, session, last_step)
         self.saved_step = start_step
         self.early_stop = EarlyStop(experiment.run.stop)
+        self.scores: dict[str, float] = {}
         self.memory = ""
 
     def restore(self, tensors: Mapping[str, Array], meta: Mapping[str, Any]) -> None:
-        """Put a checkpoint's tensors into the slots, and take up what else it knows."""
-        for name, value in tensors.items():
-            self.session.write(name, value)
+        """Put a checkpoint's tensors into the slots, and take up what else it knows; what no slot holds is left out."""
+        for slot in self.assembly.program.saved:
+            if slot.name in tensors:
+                self.session.write(slot.name, tensors[slot.name])
         self.early_stop = EarlyStop(self.experiment.run.stop, meta.get("early_stop"))
 
     def run(self) -> int:
         """Steps from after `start_step` to `last_step`, or until `stop` or the run's patience says so; gives the last
-        step made.
+        step made, saved.
 
         Afterwards `memory` compares what was held with the plan, and `early_stop.reason` says whether it was patience.
-        Raises DiagnosticError where a step fails; what was saved before stays.
+        Raises DiagnosticError where a step or a write fails; what was saved before stays, and a write under way is
+        finished.
         """
         with ExitStack() as stack:
             resume = self.start_step if self.start_step else None
@@ -305,8 +311,13 @@ class Training:
                         self._stop_early(step, self.early_stop.reason)
                         break
                 if self.saved_step != step:
-                    self._save(step)
+                    self._save_last(step)
+                self.writer.wait()
+                self._tell_saved()
             except DiagnosticError as error:
+                with suppress(DiagnosticError):
+                    self.writer.wait()
+                    self._tell_saved()
                 first = error.diagnostics[0]
                 with suppress(DiagnosticError):  # what stopped the run is the one to tell
                     self.metrics.annotate(step + 1, "failed", first.message, code=first.code, help=list(first.help))
@@ -395,6 +406,8 @@ class Training:
 
     def _events(self, step: int) -> None:
         run = self.experiment.run
+        self._tell_saved()
+        self.scores.clear()
         for event in run.evaluate:
             if due(step, event.every, self.last_step):
                 self._evaluate(step, event.name)
@@ -402,7 +415,7 @@ class Training:
             if due(step, event.every, self.last_step):
                 self._generate(step, event.name)
         every = run.checkpoint.every
-        if every is not None and due(step, every, self.last_step):
+        if every is not None and due(step, every, self.last_step) and step != self.last_step:
             self._save(step)
 
     def _stop_early(self, step: int, reason: str) -> None:
@@ -428,6 +441,7 @@ class Training:
         )
         self.metrics.points(step, found)
         self.early_stop.see(step, found)
+        self.scores |= {k: float(v) for k, v in found.items() if np.ndim(v) == 0 and math.isfinite(v)}
         scalars = [f"{k.removeprefix(f'eval/{name}/')} {float(v):.4f}" for k, v in found.items() if np.ndim(v) == 0]
         self.progress.line(f"step {step:>6}  {name}: {'  '.join(scalars)}")
 
@@ -441,10 +455,19 @@ class Training:
         self.progress.line(f"step {step:>6}  {name}: {sample.text if sample.text is not None else path}")
 
     def _save(self, step: int) -> None:
-        slots = self.assembly.program.saved
+        """Begin to save `step`, of which the run waits for the copy alone."""
         self.metrics.flush()
-        pending = {slot.name: self.session.read(slot.name) for slot in slots}
-        tensors = {name: future.result() for name, future in pending.items()}
+        self.writer.begin(step, self.session.snapshot, self._meta(step))
+        self.saved_step = step
+
+    def _save_last(self, step: int) -> None:
+        """Save the step after which nothing is run, so that no copy is needed."""
+        self.metrics.flush()
+        pending = {slot.name: self.session.read(slot.name) for slot in self.assembly.program.saved}
+        self.writer.save(step, {name: future.result() for name, future in pending.items()}, self._meta(step))
+        self.saved_step = step
+
+    def _meta(self, step: int) -> dict[str, Any]:
         meta = {
             "experiment_digest": self.digest,
             "cursor": {"microbatch": step * self.experiment.run.microbatches},
@@ -452,11 +475,17 @@ class Training:
             "file_text": self.experiment.text,
             "overrides": dict(self.experiment.overrides),
             "included": dict(self.experiment.included),
-            "roles": {slot.name: slot.role for slot in slots},
+            "roles": {slot.name: slot.role for slot in self.assembly.program.saved},
         }
         if self.early_stop.rule is not None:
             meta["early_stop"] = self.early_stop.record()
-        path = checkpoints.save(self.folder.checkpoints, step, tensors, meta)
-        checkpoints.prune(self.folder.checkpoints, max(1, self.experiment.run.checkpoint.keep))
-        self.saved_step = step
-        self.status.update(last_checkpoint=path.name, force=True)
+        best = self.experiment.run.checkpoint.best
+        if best is not None and best in self.scores:
+            meta["scores"] = {best: self.scores[best]}
+        return meta
+
+    def _tell_saved(self) -> None:
+        """Say in the status file what was published since the last time. Raises: what a write failed with."""
+        saved = self.writer.saved()
+        if saved is not None:
+            self.status.update(last_checkpoint=saved, force=True)

@@ -168,6 +168,10 @@ class _Noting:
         """As the session's."""
         return self.session.read(slot)
 
+    def snapshot(self) -> Mapping[str, Array]:
+        """As the session's."""
+        return self.session.snapshot()
+
     def peak_bytes(self) -> int:
         """As the session's."""
         return self.session.peak_bytes()

@@ -17,7 +17,7 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Origin
 from sexpgpu.ir.program import Phase, Program, Slot
-from sexpgpu.ir.types import TensorType
+from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.source import Source, Span
 from sexpgpu.train.samples import Case, cases
 from tests.backend.random_programs import random_program, reference_call
@@ -52,6 +52,30 @@ def test_random_programs(seed: int, options: dict[str, Any]) -> None:
                 np.testing.assert_allclose(session.read(name).result(), array, 2e-5, 1e-6, err_msg=name)
     session.close()
     assert not card.tools.driver.memory_of, "close gives all memory back"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_snapshot_is_a_copy_in_memory_that_is_used_again(planned: bool) -> None:
+    types = {"w": TensorType("f32", (5, 7)), "h": TensorType("bf16", (3,)), "n": TensorType("i64", ())}
+    slots = (*(Slot(name, type, "optimizer") for name, type in types.items()), Slot("g", types["w"], "gradient"))
+    card = device()
+    plain, saving = (card.plan(Program(slots, (), NO_SCHEDULE), Budget(snapshot=each)) for each in (False, True))
+    assert saving.peak_bytes == plain.peak_bytes, "the copy is in the host's memory"
+    session = card.open(saving if planned else plain)
+    values = {name: np.full(type.shape, 3, NUMPY_DTYPES[type.dtype]) for name, type in types.items()}
+    for name, value in values.items():
+        session.write(name, value)
+    found = dict(session.snapshot())
+    for name, value in values.items():
+        session.write(name, value * 0)
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(found[name], value)
+    assert all(copy is found[name] and not copy.any() for name, copy in session.snapshot().items())
+    session.close()
+    assert card.tools.driver.memory_of, "what still reads the copies keeps them"  # type: ignore[attr-defined]
+    del found
+    assert not card.tools.driver.memory_of  # type: ignore[attr-defined]
 
 
 def test_long_loops_are_refused_when_they_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:

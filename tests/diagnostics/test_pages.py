@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from sexpgpu import s3
 from sexpgpu.backend import registry
 from sexpgpu.backend.cpu import device as cpu_device
 from sexpgpu.backend.cpu import session as cpu_session
@@ -86,6 +87,9 @@ def data_that_is_written_again(patch: pytest.MonkeyPatch) -> None:
         return plain(loader, m, only)
 
     patch.setattr(Loader, "batch", batch)
+def an_installation_without_s3fs(patch: pytest.MonkeyPatch) -> None:
+    s3.open_s3.cache_clear()
+    patch.setitem(sys.modules, "s3fs", None)
 
 
 def a_process_that_goes_on(patch: pytest.MonkeyPatch) -> None:
@@ -99,6 +103,7 @@ STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-DEV-002": a_machine_without_a_card,
     "E-DEV-004": a_card,
     "E-IO-003": a_process_that_goes_on,
+    "E-IO-005": an_installation_without_s3fs,
     "E-LSP-001": an_installation_without_pygls,
     "E-MEM-001": a_machine_of_two_cores,
     "E-MEM-003": a_card_that_is_full,

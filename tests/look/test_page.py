@@ -13,7 +13,7 @@ from PIL import Image
 
 from sexpgpu.look.chart import Line, Mark, chart
 from sexpgpu.look.page import headline, report
-from sexpgpu.look.record import age, find_run, list_runs, read_run, saved, state_of
+from sexpgpu.look.record import age, find_run, list_runs, read_run, saved_by, state_of
 from sexpgpu.look.series import Series
 from sexpgpu.train.facts import write_facts
 from sexpgpu.train.folder import RunFolder, held
@@ -95,7 +95,7 @@ def stand(folder: RunFolder, phase: str, **fields: object) -> None:
 
 
 def test_a_page_tells_a_stranger_how_the_run_went(run: RunFolder) -> None:
-    text, links = parsed(report(read_run(run), saved(run)))
+    text, links = parsed(report(read_run(run), saved_by(run)))
     assert "The run finished: 200 of 200 steps, which took 2.0 s." in text
     assert "The training loss went from 6 to 0.5256." in text
     assert "The lowest look/nll was 1, at step 200." in text

@@ -15,14 +15,15 @@ from sexpgpu.backend.protocol import Budget
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.train import loop
-from sexpgpu.train.checkpoint import find_latest, load
+from sexpgpu.train.checkpoint import Best, latest, load
 from sexpgpu.train.evaluation import run_evaluation
-from sexpgpu.train.folder import RunFolder
+from sexpgpu.train.folder import RunFolder, store_of
 from sexpgpu.train.identity import experiment_digest
 from sexpgpu.train.loop import Training, memory_line
 from sexpgpu.train.metrics import read_annotations, read_metrics
 from sexpgpu.train.phases import assemble
 from sexpgpu.train.progress import Progress
+from sexpgpu.train.writer import CheckpointWriter
 from tests.train.trial import open_trial, write_experiment
 
 RNG = np.random.default_rng(3)
@@ -35,8 +36,9 @@ def train(folder: Path, text: str, arrays: dict, last_step: int | None = None) -
     experiment = load_experiment(write_experiment(folder, text, **arrays))
     assembly = assemble(experiment)
     device = CpuDevice(threads=1)
-    plan = device.plan(assembly.program, Budget())
+    plan = device.plan(assembly.program, Budget(snapshot=experiment.run.saves_between))
     session = device.open(plan)
+    rule = experiment.run.checkpoint
     run = RunFolder(folder / "run")
     run.path.mkdir()
     steps = min(last_step or experiment.run.steps, experiment.run.steps)
@@ -47,6 +49,7 @@ def train(folder: Path, text: str, arrays: dict, last_step: int | None = None) -
             session,
             run,
             Progress(Console(), steps, 0, quiet=True),
+            CheckpointWriter(store_of(run), rule.keep, Best(rule.best, rule.higher) if rule.best else None),
             plan=plan,
             digest=experiment_digest(experiment, assembly.program),
             start_step=0,
@@ -373,13 +376,13 @@ def test_stop_publishes_nothing_of_the_bad_step(tmp_path: Path) -> None:
     assert "step 4" in found.message and "`net.w`" in found.message and "loss is inf" in found.message
     assert found.span is not None and found.span.source.name.endswith("file.sx")
     run = RunFolder(tmp_path / "run")
-    latest, skipped = find_latest(run.checkpoints)
-    assert latest is not None and latest.name == "step-00000003" and not skipped
+    newest, skipped = latest(store_of(run))
+    assert newest is not None and newest.step == 3 and not skipped
     assert [step for step, _ in read_metrics(run.metrics)["train/loss"]] == [1, 2, 3]
     with open_trial(tmp_path / "again", text, {"x": HUGE}) as trial:
         trial.losses(3)
         before = trial.read_all("parameter", "optimizer", "state")
-        for name, value in load(latest).tensors.items():
+        for name, value in newest.tensors.items():
             np.testing.assert_array_equal(value, before[name])
         with pytest.raises(DiagnosticError):
             trial.step()
@@ -408,9 +411,9 @@ def test_skip_leaves_that_update_out_and_goes_on(tmp_path: Path) -> None:
     assert headline == "step 4: the update `go` was skipped, its proposals for `net.w` were not finite"
     place = f"{tmp_path / 'file.sx'}:8:26"
     assert cause == f"  {place}: the first value that is not finite: `mul` of 6.43776e+29 and 6.43776e+29 is inf at [0]"
-    latest, _ = find_latest(run.checkpoints)
-    assert latest is not None
-    for name, value in load(latest).tensors.items():
+    newest, _ = latest(store_of(run))
+    assert newest is not None
+    for name, value in newest.tensors.items():
         np.testing.assert_array_equal(value, after[name])
 
 
@@ -533,10 +536,21 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert sorted(p.name for p in run.checkpoints.iterdir()) == ["step-00000015", "step-00000020"]
     status = json.loads(run.status.read_text())
     assert (status["phase"], status["step"], status["last_checkpoint"]) == ("done", 20, "step-00000020")
-    saved = load(run.checkpoints / "step-00000020")
+    saved = load(store_of(run), "step-00000020")
     assert saved.meta["cursor"] == {"microbatch": 40} and saved.meta["seed"] == 3
     assert saved.meta["file_text"] == HEAD + WHOLE
     assert {r for r in saved.meta["roles"].values()} == {"parameter", "optimizer"}
+
+
+@pytest.mark.parametrize("better", ["lower", "higher"])
+def test_the_best_checkpoint_stays(tmp_path: Path, better: str) -> None:
+    saving = f'(every 4 :keep 1 :keep-best "eval/look/size" :better {better})'
+    run = train(tmp_path, HEAD + WHOLE.replace("(every 5 :keep 2)", saving), {"x": X})
+    values = dict(read_metrics(run.metrics)["eval/look/size"])
+    best = (min if better == "lower" else max)(values, key=lambda step: values[step])
+    kept = {int(p.name[5:]) for p in run.checkpoints.iterdir()}
+    assert kept == {best, 20} and len(values) == 6
+    assert load(store_of(run), f"step-{best:08d}").meta["scores"] == {"eval/look/size": values[best]}
 
 
 def test_fewer_steps_keep_the_schedule(tmp_path: Path) -> None:

@@ -1,17 +1,16 @@
-"""Runs that are killed, interrupted, or find the disk full: what is left continues to the very same bytes."""
+"""Runs that are cut, interrupted, or find the disk full: what is left continues to the very same bytes."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
-import random
 import resource
-import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from sexpgpu.cli.main import main
-from sexpgpu.train import checkpoint
+from sexpgpu.train import checkpoint, store
 from sexpgpu.train.metrics import read_metrics
 from tests.train.trial import write_experiment
 
@@ -120,43 +119,6 @@ def assert_same_end(run: Path, expected: Path) -> None:
     assert {p.name for p in (run / "samples").iterdir()} >= samples  # a run that was cut has made one at its end
     assert not [p.name for p in (run / "checkpoints").iterdir() if p.name.startswith(".")]
     assert json.loads((run / "status.json").read_text())["phase"] == "done"
-
-
-# --- killed -------------------------------------------------------------------------------------------------
-
-
-def killed_at_random_moments(whole: Path, folder: Path, num_kills: int, rng: random.Random) -> list[int]:
-    """A run killed `num_kills` times and resumed each time; the newest checkpoint at each kill."""
-    for name in ("tiny.sx", "data.npz"):
-        shutil.copy(whole / name, folder / name)
-    run, reached = folder / "run", []
-    for _ in range(num_kills):
-        arguments = ["--resume", "latest"] if newest(run) else []
-        if not newest(run) and run.exists():
-            shutil.rmtree(run)
-        process = start(folder, "run", "tiny.sx", "--out", "run", "--quiet", *arguments)
-        wait_for_checkpoint(run, process, newest(run))
-        time.sleep(rng.uniform(0, 0.08))
-        process.kill()
-        _, errors = process.communicate()
-        assert "Traceback" not in errors, errors
-        reached.append(newest(run))
-        if reached[-1] == NUM_STEPS:
-            shutil.rmtree(run)
-    result = invoke(folder, "run", "tiny.sx", "--out", "run", *(["--resume", "latest"] if newest(run) else []))
-    assert result.exit_code == 0, result.output
-    assert_same_end(run, whole / "whole")
-    return reached
-
-
-def test_a_run_killed_at_any_moment_ends_with_the_same_bytes(whole: Path, tmp_path: Path) -> None:
-    reached = killed_at_random_moments(whole, tmp_path, 3, random.Random())
-    assert any(reached)
-
-
-@pytest.mark.slow
-def test_a_run_killed_twenty_times_ends_with_the_same_bytes(whole: Path, tmp_path: Path) -> None:
-    assert len(killed_at_random_moments(whole, tmp_path, 20, random.Random())) == 20
 
 
 # --- interrupted --------------------------------------------------------------------------------------------
@@ -295,16 +257,16 @@ def test_a_disk_that_fills_up_leaves_earlier_checkpoints(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_experiment(tmp_path, TEXT, "tiny.sx", x=X)
-    saved = checkpoint._write_tensors
+    write = store._write_chunks
 
-    def full(path: Path, tensors: dict[str, np.ndarray]) -> None:
-        if any("step-00000008" in str(p) for p in path.parent.parent.iterdir()):
+    def full(path: Path, chunks: Iterable[memoryview]) -> None:
+        if (path.parent.parent / "step-00000008").exists():
             path.write_bytes(b"half a che")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        saved(path, tensors)
+        write(path, chunks)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_write_tensors", full)
+        patch.setattr(store, "_write_chunks", full)
         result = invoke(tmp_path, "run", "tiny.sx")
     assert result.exit_code == 1
     assert "E-IO-001" in result.output and "no space is left" in result.output
@@ -331,7 +293,7 @@ def test_a_stream_that_the_system_stops(tmp_path: Path) -> None:
     assert "E-IO-001" in errors and "metrics.jsonl" in errors and "ulimit" in errors
     assert errors.count("E-IO-001:") == 1
     run = tmp_path / "runs" / "tiny"
-    found, skipped = checkpoint.find_latest(run / "checkpoints")
+    found, skipped = checkpoint.latest(store.FolderStore(run / "checkpoints"))
     assert found is not None and not skipped
     assert all(line.endswith("}") for line in (run / "metrics.jsonl").read_text().splitlines())
     assert json.loads((run / "status.json").read_text())["error_code"] == "E-IO-001"
@@ -359,3 +321,26 @@ def test_a_run_that_failed_says_where_and_keeps_what_was(tmp_path: Path) -> None
     again = invoke(tmp_path, "run", "tiny.sx", "--resume", "latest")
     assert again.exit_code == 1 and "step 4: `go` proposes" in again.stderr
     assert newest(run) == 1
+
+
+def test_a_forged_checkpoint_is_refused(tmp_path: Path) -> None:
+    """Its digests are right, and it says that it is of this experiment; its tensors are not."""
+    write_experiment(tmp_path, TEXT, "tiny.sx", x=X)
+    assert invoke(tmp_path, "run", "tiny.sx", "--steps", "2").exit_code == 0
+    folder = store.FolderStore(tmp_path / "runs" / "tiny" / "checkpoints")
+    whole = checkpoint.load(folder, "step-00000002")
+    name = min(whole.tensors)
+    forgeries = {
+        "is not in the checkpoint": {n: t for n, t in whole.tensors.items() if n != name},
+        "in the file and (float32 7)": whole.tensors | {name: np.zeros(7, np.float32)},
+        "in the file and (int64": whole.tensors | {name: whole.tensors[name].astype(np.int64)},
+    }
+    for said, tensors in forgeries.items():
+        roles = {n: "parameter" for n in tensors}
+        checkpoint.save(folder, 2, tensors, whole.meta | {"roles": roles})
+        result = invoke(tmp_path, "run", "tiny.sx", "--resume", "latest")
+        assert result.exit_code == 1 and "E-CKPT-003" in result.output and said in result.output, result.output
+    more = whole.tensors | {"another": np.zeros(3, np.float32)}
+    checkpoint.save(folder, 2, more, whole.meta | {"roles": {n: "parameter" for n in more}})
+    assert invoke(tmp_path, "run", "tiny.sx", "--resume", "latest", "--steps", "3").exit_code == 0
+    assert "another" not in checkpoint.load(folder, "step-00000003").tensors

@@ -40,8 +40,8 @@ class CpuDevice:
         """What the planner knows of this device."""
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
         item_bytes = {name: dtype.itemsize for name, dtype in dtypes.items()}
-        workspace = estimator(item_bytes, self._num_threads)
-        return MemoryProfile("cpu", item_bytes, workspace, runtime_bytes, loop_bytes=loop_bytes(item_bytes))
+        workspace, loops = estimator(item_bytes, self._num_threads), loop_bytes(item_bytes)
+        return MemoryProfile("cpu", item_bytes, workspace, runtime_bytes, loop_bytes=loops, is_host=True)
 
     @property
     def _num_threads(self) -> int:
@@ -61,7 +61,7 @@ class CpuDevice:
 
     def plan(self, program: Program, budget: Budget) -> ProgramPlan:
         """Order, layouts and memory. Raises DiagnosticError E-MEM-001 if it does not fit in `budget`."""
-        plan = plan_memory(program, self.profile)
+        plan = plan_memory(program, self.profile, budget.snapshot)
         return admit(plan, free_bytes() if budget.bytes is None else budget.bytes)
 
     def open(self, plan: ProgramPlan) -> CpuSession:

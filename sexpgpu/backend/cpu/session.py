@@ -38,6 +38,8 @@ from sexpgpu.plan.phase import Copy, PhasePlan
 POISON = 0xFF
 """Byte that marks dead memory in the `poison` mode: every float made of it is NaN."""
 FENCE_BYTES = 4096
+COPIED_AT_ONCE = 1 << 20
+"""Elements of a slot that one thread copies at a time."""
 T = TypeVar("T")
 
 
@@ -86,6 +88,7 @@ class CpuSession:
         self._blas = SingleThreadedBlas()
         self._workers = Workers(num_threads)
         self._phases = {name: self._prepare(phase) for name, phase in plan.phases.items()}
+        self._copies = self._make_copies() if plan.snapshot_bytes else {}
 
     # Memory.
 
@@ -141,6 +144,14 @@ class CpuSession:
         type = self._slots[name].type
         return self._memory.view(Layout(SLOT + name, 0, contiguous(type.shape)), type)
 
+    def _make_copies(self) -> dict[str, Array]:
+        """Memory for snapshots. Filled at once, so that no snapshot waits for the system to find pages."""
+        slots = self.plan.program.saved
+        try:
+            return {slot.name: np.full(slot.type.shape, 0, NUMPY_DTYPES[slot.type.dtype]) for slot in slots}
+        except MemoryError as error:
+            raise DiagnosticError(_refused(self.plan, "opening the plan")) from error
+
     # The protocol.
 
     def write(self, slot: str, value: Array) -> None:
@@ -152,6 +163,25 @@ class CpuSession:
         contents = self._slot(slot).view()
         contents.flags.writeable = False
         return _resolved(contents)
+
+    def snapshot(self) -> Mapping[str, Array]:
+        """Copies of the saved slots, made by all threads; they hold until the next snapshot."""
+        if not self._copies:
+            self._copies = self._make_copies()
+        pieces: list[tuple[Array, Array]] = []
+        for name, copy in self._copies.items():
+            source, target = self._slot(name).reshape(-1), copy.reshape(-1)
+            for start in range(0, source.size, COPIED_AT_ONCE):
+                pieces.append((source[start : start + COPIED_AT_ONCE], target[start : start + COPIED_AT_ONCE]))
+
+        def copy_pieces(lane: int, numbers: Iterator[int]) -> None:
+            for number in numbers:
+                source, target = pieces[number]
+                np.copyto(target, source)
+
+        self._workers.settle()
+        self._workers.run(copy_pieces, len(pieces))
+        return self._copies
 
     def run(self, calls: Sequence[Call]) -> Future[tuple[Outputs, ...]]:
         """Run `calls` in order, up to the first that reports faults; the future holds what they gave.
@@ -191,6 +221,7 @@ class CpuSession:
         self._blas.release()
         self._phases.clear()
         self._memory.buffers.clear()
+        self._copies = {}
         self._raw = np.empty(0, np.uint8)
 
     # A call.

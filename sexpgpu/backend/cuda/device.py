@@ -152,7 +152,7 @@ class CudaDevice:
         free, total = self.tools.driver.memory()
         if budget.bytes is not None:
             free = min(free, budget.bytes - (total - free))
-        return admit(plan_memory(program, self.profile), max(0, free - RESERVED_BYTES))
+        return admit(plan_memory(program, self.profile, budget.snapshot), max(0, free - RESERVED_BYTES))
 
     def open(self, plan: ProgramPlan) -> CudaSession:
         """Allocate, compile, and prepare. Raises DiagnosticError E-MEM-003 if the card refuses memory."""

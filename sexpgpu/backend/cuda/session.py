@@ -9,11 +9,12 @@ The first call of a phase runs its actions one by one, so that libraries load wh
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.program import FEED, SLOT
 from sexpgpu.ir.types import ITEM_BYTES, NUMPY_DTYPES, TensorType
+from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.memory import GIB, ProgramPlan
 
 RING = 8
@@ -162,6 +164,7 @@ class CudaSession:
             self._base = self._driver.allocate(self._regions.num_bytes)
             self._stream = self._driver.stream()
             self._ring = self._make_ring(parts)
+            self._copies = self._make_copies() if plan.snapshot_bytes else {}
         except OutOfMemory as error:
             raise DiagnosticError(self._refused("opening the plan")) from error
         self._fill_constants(constants)
@@ -180,6 +183,24 @@ class CudaSession:
         inbox_bytes = -(-inbox // 64) * 64
         starts = [self._pinned + i * each for i in range(RING)]
         return [_Pinned(start, start + inbox_bytes, self._driver.event()) for start in starts]
+
+    def _make_copies(self) -> dict[str, Array]:
+        """Pinned memory for snapshots, an array a saved slot; given back when the last array is gone.
+
+        A thread that writes a checkpoint may outlive the session, where a run is stopped at once.
+        """
+        slots = self.plan.program.saved
+        dtypes = [NUMPY_DTYPES[slot.type.dtype] for slot in slots]
+        sizes = [aligned(slot.type.size * dtype.itemsize) for slot, dtype in zip(slots, dtypes, strict=True)]
+        starts = list(accumulate(sizes, initial=0))
+        address = self._driver.allocate_host(max(1, starts[-1]))
+        memory = (ctypes.c_uint8 * starts[-1]).from_address(address)
+        weakref.finalize(memory, _give_back, self._driver, address).atexit = False
+        raw = np.ctypeslib.as_array(memory)
+        return {
+            slot.name: raw[start : start + slot.type.size * dtype.itemsize].view(dtype).reshape(slot.type.shape)
+            for slot, dtype, start in zip(slots, dtypes, starts[:-1], strict=True)
+        }
 
     def _address(self, place: Place, feeds: Feeds) -> int:
         buffer, offset = place.buffer, place.offset_bytes
@@ -323,6 +344,24 @@ class CudaSession:
         future.set_result(found)
         return future
 
+    def snapshot(self) -> Mapping[str, Array]:
+        """Copies of the saved slots in pinned memory; they hold until the next snapshot.
+
+        Raises: E-MEM-003 where the host refuses memory, which it has given already if the plan is of a run that saves.
+        """
+        self._driver.use()
+        if not self._copies:
+            try:
+                self._copies = self._make_copies()
+            except OutOfMemory as error:
+                raise DiagnosticError(self._refused("copying what is saved")) from error
+        for name, copy in self._copies.items():
+            if copy.nbytes:
+                source = self._address(Place(SLOT + name), _NO_FEEDS)
+                self._driver.copy_out(copy.ctypes.data, source, copy.nbytes, self._stream)
+        self._driver.synchronize(self._stream)
+        return self._copies
+
     def run(self, calls: Sequence[Call]) -> Future[tuple[Outputs, ...]]:
         """Enqueue `calls` in order; the future reads their outputs when asked.
 
@@ -375,6 +414,7 @@ class CudaSession:
         for module in self._modules:
             self._driver.unload(module)
         self._driver.free_host(self._pinned)
+        self._copies = {}
         self._driver.free(self._base)
         self._driver.end_stream(self._stream)
 
@@ -492,3 +532,9 @@ def _faults(lowered: Lowered, raw: Array) -> tuple[Fault, ...]:
     records = raw[DECISION_BYTES:stop].view(np.uint32).reshape(-1, 4)
     found = [(node, read_flag(record)) for node, record in zip(lowered.flags, records, strict=True)]
     return tuple([Fault(flag_message(node, flag), node.origin) for node, flag in found if flag is not None])
+
+
+def _give_back(driver: Driver, address: int) -> None:
+    """Free pinned memory, from whichever thread let go of it last."""
+    driver.use()
+    driver.free_host(address)
