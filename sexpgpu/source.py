@@ -22,7 +22,7 @@ class Source:
     name: str
     text: str
 
-    @property
+    @cached_property
     def is_library(self) -> bool:
         """Whether this is a file of the library: a user's path is shown as given and never begins so."""
         return self.name.startswith(LIBRARY)

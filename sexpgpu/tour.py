@@ -33,6 +33,7 @@ and lies in `sexpgpu/std`. What the manual says of an operation stands where it 
 file share. `sexpgpu.lang.tracing.trace_objective` does it for losses and evaluations,
 `sexpgpu.lang.tracing.RuleTracer` for optimizers, `sexpgpu.lang.tracing.trace_generator` for generators,
 `sexpgpu.lang.inner.call_generator` for those that a metric calls.
+A call like one before it is not evaluated again: `sexpgpu.lang.replay` replays it from the log of its trace.
 What comes out of all this is a `sexpgpu.lang.experiment.Experiment`: data only.
 
 **5. Graphs.** `sexpgpu.ir.graph.Graph` is a single-assignment list of nodes over

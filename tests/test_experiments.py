@@ -13,7 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from sexpgpu.cli.main import main
+from sexpgpu.lang.load import load_experiment
 from sexpgpu.train.metrics import read_metrics
+from tests.lang.test_replay import Counted
 
 CASES = {
     "01-linear": ["--steps", "60"],
@@ -81,6 +83,16 @@ def invoke(folder: Path, *arguments: str) -> str:
 def test_every_variant_checks(folder: Path, name: str) -> None:
     output = invoke(folder, "check", f"{name}.sx")
     assert "good" in output and "warning" not in output
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_replayed_calls_leave_what_evaluated_ones_do(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    file = Counted(folder / f"{name}.sx")
+    for variant in (None, *load_experiment(file.path).variants):
+        assert file.same(variant).startswith("experiment.")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 from collections.abc import Iterator
@@ -95,7 +96,9 @@ def _whose(names: list[str]) -> str:
 
 @contextlib.contextmanager
 def _without_collection() -> Iterator[None]:
-    """No search for cycles inside the block: what a check makes is bounded, and most of it lives to the end."""
+    """No search for cycles inside the block, nor when the process ends: what a check makes is bounded, and most of it
+    lives to the end."""
+    atexit.register(gc.freeze)
     enabled = gc.isenabled()
     gc.disable()
     try:

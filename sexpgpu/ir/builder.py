@@ -21,7 +21,8 @@ def _key(op: str, attrs: Mapping[str, Attr]) -> object:
     """Equal for equal attributes. Text keeps 0.0 from -0.0 and 1 from 1.0, which compare equal in Python."""
     if not attrs:
         return None
-    return repr(sorted(attrs.items())) if op in NUMERIC else tuple(sorted(attrs.items()))
+    items = sorted(attrs.items()) if len(attrs) > 1 else list(attrs.items())
+    return repr(items) if op in NUMERIC else tuple(items)
 
 
 class Builder:
@@ -55,18 +56,29 @@ class Builder:
     ) -> Node:
         """The interned node. Raises TypeFault where the operation's type rule refuses."""
         attrs = attrs or {}
-        operands = tuple([(v.node.id, v.index) for v in inputs])
-        key = (op, operands, _key(op, attrs), tuple(map(id, bodies)) if bodies else None)
+        operands = tuple(inputs)
+        attrs_key = _key(op, attrs)
+        key = (op, operands, attrs_key, tuple(map(id, bodies)) if bodies else None)
         found = self._interned.get(key)
         if found is not None:
             return found
         types = OPS[op].type_rule([v.type for v in inputs], attrs, bodies)
         for type in types:
             admit(type)
-        made = Node(len(self.nodes), op, tuple(inputs), dict(attrs), types, tuple(bodies), self.origin)
+        made = Node(len(self.nodes), op, operands, dict(attrs), types, tuple(bodies), self.origin, attrs_key)
         self.nodes.append(made)
         self._interned[key] = made
         return made
+
+    def again(self, node: Node, operands: tuple[Value, ...]) -> Node:
+        """What `node` gives for a node without bodies, of operands of the same types: nothing is checked again."""
+        key = (node.op, operands, node.key, None)
+        found = self._interned.get(key)
+        if found is None:
+            found = Node(len(self.nodes), node.op, operands, node.attrs, node.types, (), self.origin, node.key)
+            self.nodes.append(found)
+            self._interned[key] = found
+        return found
 
     def op(self, op: str, *inputs: Value, **attrs: Attr) -> Value:
         """The single output of an operation."""

@@ -43,10 +43,11 @@ NOWHERE = Origin()
 class Node:
     """One operation: `op` of `inputs`, with static `attrs` and, for loops and composites, body graphs.
 
-    Immutable after construction; only a `Builder` makes one. `id` orders nodes topologically in their builder.
+    Immutable after construction; only a `Builder` makes one. `id` orders nodes topologically in their builder; `key`
+    is equal for equal attributes.
     """
 
-    __slots__ = ("attrs", "bodies", "id", "inputs", "op", "origin", "outputs", "types")
+    __slots__ = ("attrs", "bodies", "id", "inputs", "key", "op", "origin", "outputs", "types")
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class Node:
         types: tuple[TensorType, ...],
         bodies: tuple[Graph, ...],
         origin: Origin,
+        key: object = None,
     ) -> None:
         self.id = id
         self.op = op
@@ -65,6 +67,7 @@ class Node:
         self.types = types
         self.bodies = bodies
         self.origin = origin
+        self.key = key
         self.outputs = (Value(self, 0, types[0]),) if len(types) == 1 else tuple(
             [Value(self, i, t) for i, t in enumerate(types)]
         )
@@ -143,17 +146,17 @@ def reachable(outputs: tuple[Value, ...]) -> tuple[Node, ...]:
     for output in outputs:
         if output.node.id in seen:
             continue
-        stack: list[tuple[Node, int]] = [(output.node, 0)]
         seen.add(output.node.id)
+        stack = [(output.node, iter(output.node.inputs))]
         while stack:
-            node, next_input = stack.pop()
-            for position in range(next_input, len(node.inputs)):
-                child = node.inputs[position].node
+            node, rest = stack[-1]
+            for value in rest:
+                child = value.node
                 if child.id not in seen:
                     seen.add(child.id)
-                    stack.append((node, position + 1))
-                    stack.append((child, 0))
+                    stack.append((child, iter(child.inputs)))
                     break
             else:
                 order.append(node)
+                stack.pop()
     return tuple(order)

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import reduce as fold
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.opdef import OPS, OpDef
 from sexpgpu.ir.ops.arithmetic import INTEGER_BITS
-from sexpgpu.ir.types import TypeFault
+from sexpgpu.ir.types import TensorType, TypeFault
 from sexpgpu.lang.trace import SCALAR_F64
-from sexpgpu.lang.values import HostScalar, Weighted, kind_of
+from sexpgpu.lang.values import DType, HostScalar, Weighted, kind_of
 
 if TYPE_CHECKING:
     from sexpgpu.lang.elaborator import Elaborator
@@ -26,6 +27,9 @@ BINARY = {op.word: op for op in _CALLED if op.num_operands == 2}
 """Operators of two operands, by what a file calls them."""
 UNARY = {op.word: op for op in _CALLED if op.num_operands == 1}
 """Functions of one operand, by what a file calls them."""
+
+COMPARED = (bool, int, float, str, NoneType, DType, TensorType)
+"""Values that are equal where they say the same."""
 
 
 def is_number(value: Any) -> bool:
@@ -55,6 +59,8 @@ def arithmetic(el: Elaborator, op: str, args: Sequence[Any]) -> Any:
 
 def _fold(el: Elaborator, op: str, args: Sequence[Any]) -> Any:
     if op in ("=", "!="):
+        if el.trace is not None and not all(isinstance(a, COMPARED) for a in args):
+            el.trace.unrepeatable += 1  # values that are compared by identity
         same = args[0] == args[1] and isinstance(args[0], bool) == isinstance(args[1], bool)
         return same == (op == "=")
     if op == "not":
@@ -95,6 +101,7 @@ def _host(el: Elaborator, op: str, args: Sequence[Any]) -> HostScalar:
 
 def _weighted(el: Elaborator, op: str, args: Sequence[Any]) -> Weighted:
     weights = {a.weight for a in args if isinstance(a, Weighted)}
+    el.require_trace().unrepeatable += 1  # which weights are one is nothing that types say
     if op not in ("+", "-", "*", "/"):
         el.fail("E-TYPE-006", f"`{op}` of a weighted value", help="`weighted` values are added and scaled only")
     if (op == "*" and len(args) == sum(isinstance(a, Weighted) for a in args)) or (

@@ -8,8 +8,10 @@ elaborator first.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, NoReturn, TypeVar
 
@@ -18,6 +20,7 @@ from sexpgpu.ir.graph import Origin, Value
 from sexpgpu.ir.types import TensorType, TypeFault, admit
 from sexpgpu.lang.labels import operand_labels, unknown
 from sexpgpu.lang.patterns import bind_pattern, match_type
+from sexpgpu.lang.replay import REPEATABLE, Replays, Spent
 from sexpgpu.lang.scope import POISON, Lazy, Poisoned, Scope
 from sexpgpu.lang.trace import Schedule, Trace, World
 from sexpgpu.lang.values import (
@@ -40,7 +43,7 @@ MAX_DEPTH = 256
 MAX_SIZE = 2**48
 """No axis, count or batch is larger."""
 MAX_WORK = 150_000
-"""Calls and nodes of one elaboration, some seconds of work; a GPT-2 of 12 layers takes 10,000."""
+"""Calls of one elaboration and operations that they ask for, some seconds of work; a GPT-2 of 12 layers takes 5,500."""
 MAX_ELEMENTS = 1_000_000
 """Elements of a vector, those of the vectors in it included."""
 ELEMENTS_PER_CALL = 8
@@ -73,7 +76,9 @@ class Elaborator:
         self.operands: Sequence[Form] = ()
         self.keys: dict[str, Span] = {}
         self.warnings: list[Diagnostic] = []
-        self.work = 0
+        self.work = self.apart = 0
+        self.deepest = 0
+        self.replays = Replays()
         self._weights: dict[int, tuple[tuple[Any, ...], int]] = {}
         self.call_generator: Callable[..., Any] | None = None
 
@@ -130,6 +135,37 @@ class Elaborator:
         self.fail("E-CALL-005", f"the file takes more than {MAX_WORK:,} calls and operations to elaborate",
                   help="`scan` loops at run time; `repeat`, `for` and calls are written out one by one")  # fmt: skip
 
+    @contextmanager
+    def set_apart(self) -> Iterator[None]:
+        """The work of the block is no part of the call around it: a constant's, which is evaluated once for all."""
+        work, apart = self.work, self.apart
+        try:
+            yield
+        finally:
+            self.apart = apart + self.work - work
+
+    def measured(self, evaluate: Callable[[], T]) -> tuple[T, Spent]:
+        """What `evaluate` gives, and what it took."""
+        work, apart, reads, deepest = self.work, self.apart, self.world.training_reads, self.deepest
+        self.deepest = self.depth
+        try:
+            value = evaluate()
+            apart = self.apart - apart
+            depth = self.deepest - self.depth
+            return value, Spent(self.work - work - apart, apart, depth, self.world.training_reads - reads)
+        finally:
+            self.deepest = max(deepest, self.deepest)
+
+    def affords(self, spent: Spent) -> bool:
+        """Whether no limit is met where as much is spent again."""
+        return self.work + spent.work + spent.apart <= MAX_WORK and self.depth + spent.depth <= MAX_DEPTH
+
+    def repeat(self, spent: Spent) -> None:
+        """Count what a call took once more; initial values have been made again, and are counted."""
+        self.spend(spent.work)
+        self.deepest = max(self.deepest, self.depth + spent.depth)
+        self.world.training_reads += spent.reads
+
     def vector(self, parts: Sequence[Any]) -> tuple[Any, ...]:
         """A vector, counted with the vectors in it, however often they stand there. Raises E-TYPE-005."""
         made = tuple(parts)
@@ -141,6 +177,11 @@ class Elaborator:
             self.fail("E-TYPE-005", f"a vector of {weight:,} elements, in all; at most {MAX_ELEMENTS:,} are made")
         self._weights[id(made)] = made, weight
         return made
+
+    def counted_like(self, made: tuple[Any, ...], known: tuple[Any, ...]) -> None:
+        """Count the elements of a vector as those of another of the same structure."""
+        if id(known) in self._weights:
+            self._weights[id(made)] = made, self._weights[id(known)][1]
 
     # Evaluation.
 
@@ -183,7 +224,8 @@ class Elaborator:
         outer = self.trace, self.stack, self.bound, self.depth
         self.trace, self.stack, self.bound, self.depth = None, [], None, 0
         try:
-            value = lazy.compute()
+            with self.set_apart():
+                value = lazy.compute()
             holder.names[name] = value
             return value
         except (DiagnosticError, Poisoned):
@@ -201,6 +243,8 @@ class Elaborator:
         bound, self.bound = self.bound, None
         if isinstance(head, Symbol) and head.name in self.specials and scope.holder(head.name) is None:
             self.stack.append(form.span)
+            if self.trace is not None and head.name not in REPEATABLE:
+                self.trace.unrepeatable += 1
             try:
                 return self.specials[head.name](self, form, scope)
             except TypeFault as fault:
@@ -321,6 +365,8 @@ class Elaborator:
                           help="elements are read with (gather x i) or (slice x a b)")  # fmt: skip
             case Reference(kind="generator"):
                 assert self.call_generator is not None
+                if self.trace is not None:
+                    self.trace.unrepeatable += 1
                 return self.call_generator(function.name, tuple(positional), keywords, span, bound)
         help = ""
         if isinstance(function, bool | int | float | str | tuple):
@@ -352,14 +398,14 @@ class Elaborator:
         operands, self.operands = self.operands, ()
         trace, self.bound = self.trace, bound
         before = trace.builder.origin if trace is not None else None
-        num_nodes = 0
+        num_asked = 0
         if trace is not None and before is not None:
             trace.builder.origin = Origin(span, "called from" if before.span else "", before if before.span else None)
-            num_nodes = len(trace.builder.nodes)
+            num_asked = len(trace.builder.log)
         try:
             value = builtin.call(self, *positional, **keywords)
             if trace is not None:
-                self.spend(len(trace.builder.nodes) - num_nodes)
+                self.spend(len(trace.builder.log) - num_asked)
             return value
         except TypeFault as fault:
             labels = operand_labels(self, operands, positional, span)
@@ -443,40 +489,36 @@ class Elaborator:
                 help="end the recursion with an `if` on an elaboration value",
             )
         self.depth += 1
+        self.deepest = max(self.deepest, self.depth)
         try:
             trace = self.trace
+            evaluate = partial(self._body, function, positional, keywords, span)
             if trace is None:
-                local = self.bind(
-                    function.name, function.parameters, positional, keywords, function.scope, span, function.span
-                )
-                return self.eval_body(function.body, local)
+                return evaluate()
             label = ".".join(name) if name else f"{function.name}={bound}" if bound else function.name
-            draws = (*trace.draws, label)
             before = trace.builder.origin
+            outer = trace.scope, trace.draws, trace.created
             trace.builder.origin = Origin(span, "called from" if before.span else "", before if before.span else None)
+            trace.draws = (*trace.draws, label)
+            if function.model:
+                trace.scope = trace.scope + name if name else (function.name,)
+                trace.created = {}
+            elif name:
+                trace.scope += name
             try:
-                if not function.model:
-                    with trace.inside(trace.scope + (name or ()), draws):
-                        local = self.bind(
-                            function.name,
-                            function.parameters,
-                            positional,
-                            keywords,
-                            function.scope,
-                            span,
-                            function.span,
-                        )
-                        return self.eval_body(function.body, local)
-                root = trace.scope + name if name else (function.name,)
-                with trace.model_call(), trace.inside(root, draws):
-                    local = self.bind(
-                        function.name, function.parameters, positional, keywords, function.scope, span, function.span
-                    )
-                    return self.eval_body(function.body, local)
+                return self.replays.call(self, trace, function, positional, keywords, evaluate)
             finally:
+                trace.scope, trace.draws, trace.created = outer
                 trace.builder.origin = before
+                if function.model:  # its storage lies under a root of its own
+                    trace.unrepeatable += 1
         finally:
             self.depth -= 1
+
+    def _body(self, function: Function, positional: Sequence[Any], keywords: dict[str, Any], span: Span) -> Any:
+        """The value of the body, its parameters bound."""
+        scope = self.bind(function.name, function.parameters, positional, keywords, function.scope, span, function.span)
+        return self.eval_body(function.body, scope)
 
     def _bind_optimizer(
         self, definition: OptimizerDefinition, positional: Sequence[Any], keywords: dict[str, Any], span: Span

@@ -11,9 +11,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
+from fnmatch import fnmatchcase, translate
 from functools import cache, partial
-from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,7 +42,7 @@ from sexpgpu.lang.inner import call_generator, generator_parameters
 from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
-from sexpgpu.lang.scope import Lazy, Poisoned, Scope
+from sexpgpu.lang.scope import FileScope, Lazy, Poisoned, Scope
 from sexpgpu.lang.storage import REDUCERS, host_function
 from sexpgpu.lang.toplevel import Declared, Module, apply_overrides, declare, mention
 from sexpgpu.lang.tracing import RuleTracer, trace_diagnostic, trace_generator, trace_objective
@@ -55,6 +54,9 @@ from sexpgpu.syntax import Form, List, ReadResult, String, Symbol, read
 
 MAX_PLACEHOLDERS = 4
 """Of a group's pattern; the ways to match one grow with the length of a path to this power."""
+
+_LIBRARY_FORM = re.compile(r"^\((?:defn|defmodel|defoptimizer) (\S+)", re.MULTILINE)
+"""A form of the library: none of its values are constants, which would be evaluated by one experiment for all."""
 
 RECURSION_LIMIT = 20_000
 """Python frames for 256 nested calls of the language, each of which takes a few dozen."""
@@ -77,28 +79,39 @@ def _base_scope() -> Scope:
     names.update(none=None, pi=math.pi, inf=math.inf, nan=math.nan, _=WILD)
     names["step"] = Ambient(_step)
     names["training"] = Ambient(_training)
-    return Scope(None, names)
+    return FileScope(None, names)
+
+
+@cache
+def library_sources() -> tuple[Source, ...]:
+    """The files of the library."""
+    files = sorted((Path(__file__).parents[1] / "std").glob("*.sx"))
+    return tuple([Source(f"std/{file.name}", file.read_text("utf-8")) for file in files])
 
 
 @cache
 def library_forms() -> Mapping[Source, ReadResult]:
     """The files of the library and their forms, read once."""
-    folder = resources.files("sexpgpu") / "std"
-    files = sorted((f for f in folder.iterdir() if f.name.endswith(".sx")), key=lambda f: f.name)
-    sources = [Source(f"std/{f.name}", f.read_text("utf-8")) for f in files]
-    return MappingProxyType({source: read(source) for source in sources})
+    return MappingProxyType({source: read(source) for source in library_sources()})
 
 
 @cache
 def _library_scope() -> Scope:
-    """The names of the library, which no elaboration changes."""
-    el = Elaborator(EXPRESSIONS)
-    library = Module(Scope(_base_scope()), Path())
-    for source, forms in library_forms().items():
-        wrong = declare(el, library, source, forms)
-        assert not wrong, wrong
-    assert not library.constants, "a constant of the library would be evaluated by the first experiment for all"
+    """The names of the library, which no elaboration changes; a form is read when its name is first looked up."""
+    library = Module(FileScope(_base_scope()), Path())
+    for source in library_sources():
+        found = list(_LIBRARY_FORM.finditer(source.text))
+        ends = [following.start() for following in found[1:]] + [len(source.text)]
+        for form, end in zip(found, ends, strict=True):
+            library.scope.names[form[1]] = Lazy(partial(_library_value, library, form[1], source, form.start(), end))
     return library.scope
+
+
+def _library_value(library: Module, name: str, source: Source, start: int, end: int) -> Any:
+    module = replace(library, spans={})  # one that was interrupted can be read again
+    wrong = declare(Elaborator(EXPRESSIONS), module, source, read(source, start, end))
+    assert not wrong, wrong
+    return library.scope.names[name]
 
 
 def load_experiment(
@@ -142,7 +155,7 @@ class _Loading(FormReader):
         self.source = source
         self.path = path
         resolved = path.resolve()
-        super().__init__(el, Module(Scope(_library_scope()), path.parent, (resolved,), disk=disk))
+        super().__init__(el, Module(FileScope(_library_scope()), path.parent, (resolved,), disk=disk))
         self._indifferent: dict[tuple[Any, ...], Objective] = {}
         self.collector = collector = Collector(self.el.forms)
         collector.found += declare(self.el, self.module, source, read(source), resolved)
@@ -405,7 +418,8 @@ class _Loading(FormReader):
 
     def _over(self, form: Form | None, names: Sequence[str]) -> list[str]:
         patterns = self._patterns(form)
-        matched = [(name, [p for p in patterns if fnmatchcase(name, p)]) for name in names]
+        matches = [(pattern, re.compile(translate(pattern)).match) for pattern in patterns]
+        matched = [(name, [pattern for pattern, match in matches if match(name)]) for name in names]
         idle = set(patterns if form is not None else ()).difference(*(found for _, found in matched))
         for pattern in patterns:
             if pattern in idle and not any(fnmatchcase(name, pattern) for name in self.el.world.parameters):

@@ -51,3 +51,9 @@ class Scope:
         while scope is not None:
             yield from scope.names
             scope = scope.outer
+
+
+class FileScope(Scope):
+    """The names that a file defines, each once: what is made of them alone is the same wherever it is made."""
+
+    __slots__ = ()

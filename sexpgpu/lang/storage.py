@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sexpgpu.diagnostics import Label
-from sexpgpu.ir.graph import Graph, Value, reachable
+from sexpgpu.ir.graph import Graph, Origin, Value, reachable
 from sexpgpu.ir.types import TensorType
 from sexpgpu.lang.arithmetic import broadcast_to
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.parts import due_every, name_of, options, test
 from sexpgpu.lang.patterns import type_value
+from sexpgpu.lang.replay import Change, Way
 from sexpgpu.lang.scope import Scope
 from sexpgpu.lang.trace import SCALAR_F32, SCALAR_F64, Ambient, Initialised, Measured, StateSet, Trace
 from sexpgpu.lang.values import Builtin, Function, HostScalar, Weighted, kind_of
@@ -61,45 +62,115 @@ def _storage(el: Elaborator, form: List, scope: Scope, word: str) -> Value:
     trace = el.require_trace()
     if trace.params_refused:
         el.fail("E-PARAM-001", f"`{word}` stands in {trace.params_refused}, which owns no storage", form.span)
-    path = trace.path(name_of(el, plain[0], f"the first part of `{word}`"))
+    name = name_of(el, plain[0], f"the first part of `{word}`")
     el.path_name(plain[0], scope)
     type = type_value(el, el.eval(plain[1], scope))
-    mine, other = (el.world.parameters, el.world.states) if word == "param" else (el.world.states, el.world.parameters)
-    if path in other:
-        el.fail("E-PARAM-001", f"`{path}` is a parameter and a state", form.span,
-                labels=[Label(other[path].span, "here the other")])  # fmt: skip
-    if word == "param" and path in trace.created:
-        el.fail("E-PARAM-001", f"the parameter `{path}` is made twice in one model call", form.span,
-                labels=[Label(trace.created[path], "made here first")],
-                help="give each call its own `:name`, or bind the value once and use it twice")  # fmt: skip
-    trace.created[path] = el.place(form.span)
-    found = mine.get(path)
     lane = "lane" in keyed and test(el, keyed["lane"], scope, "state :lane")
-    if found is None:
-        outer = [p for p in _prefixes(path) if p in mine or p in other]
-        inner = [p for p in (*mine, *other) if p.startswith(path + ".")] if path in el.world.roots else []
-        for clash in (*outer, *inner):
-            there = (mine.get(clash) or other[clash]).span
-            el.fail(
-                "E-PARAM-001",
-                f"`{min(path, clash)}` has contents of its own, and is the root of `{max(path, clash)}`",
-                form.span,
-                labels=[Label(there, f"`{clash}` is made here")],
-                help="give one of the two another name or `:name`",
+    asked = _Asked(word, name, type, lane, plain[2], scope, form.span)
+    refusal = asked.refusal(el, trace, trace.path(name))
+    if refusal is not None:
+        message, label, help = refusal
+        el.fail("E-PARAM-001", message, form.span, labels=[label], help=help)
+    return asked.contents(el, trace, trace.scope, trace.ambient.weights)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Asked:
+    """What a `param` or `state` form asks for: contents of a type, and what makes the first ones."""
+
+    word: str
+    name: str
+    type: TensorType
+    lane: bool
+    initial: Form
+    scope: Scope
+    span: Span
+
+    def tables(self, el: Elaborator) -> tuple[dict[str, Initialised], dict[str, Initialised]]:
+        """Those of its own kind, and of the other."""
+        world = el.world
+        return (world.parameters, world.states) if self.word == "param" else (world.states, world.parameters)
+
+    def refusal(self, el: Elaborator, trace: Trace, path: str) -> tuple[str, Label, str] | None:
+        """Why it cannot have this path: a message, what stands in the way, and help."""
+        mine, other = self.tables(el)
+        if path in other:
+            return f"`{path}` is a parameter and a state", Label(other[path].span, "here the other"), ""
+        if self.word == "param" and path in trace.created:
+            return (
+                f"the parameter `{path}` is made twice in one model call",
+                Label(trace.created[path], "made here first"),
+                "give each call its own `:name`, or bind the value once and use it twice",
             )
-        found = Initialised(path, type, _initial_graph(el, path, type, plain[2], scope), el.place(form.span), lane)
-        mine[path] = found
-        el.world.roots.update(_prefixes(path))
-    elif found.type != type:
-        el.fail("E-PARAM-001", f"`{path}` is {type} here and {found.type} elsewhere", form.span,
-                labels=[Label(found.span, f"{found.type} here")])  # fmt: skip
-    elif found.lane != lane:
-        el.fail("E-PARAM-001", f"the state `{path}` has `:lane true` in one place and not in another", form.span,
-                labels=[Label(found.span, "the other")])  # fmt: skip
-    weights = trace.ambient.weights if word == "param" else None
-    average = None if weights is None else el.world.averages.get(weights)
-    with trace.made_at(form.span):
-        return trace.slot(average.slot(path) if average is not None and average.covers(path) else path, type)
+        found = mine.get(path)
+        if found is None:
+            outer = [p for p in _prefixes(path) if p in mine or p in other]
+            inner = [p for p in (*mine, *other) if p.startswith(path + ".")] if path in el.world.roots else []
+            for clash in (*outer, *inner):
+                there = (mine.get(clash) or other[clash]).span
+                return (
+                    f"`{min(path, clash)}` has contents of its own, and is the root of `{max(path, clash)}`",
+                    Label(there, f"`{clash}` is made here"),
+                    "give one of the two another name or `:name`",
+                )
+        elif found.type != self.type:
+            label = Label(found.span, f"{found.type} here")
+            return f"`{path}` is {self.type} here and {found.type} elsewhere", label, ""
+        elif found.lane != self.lane:
+            return (
+                f"the state `{path}` has `:lane true` in one place and not in another",
+                Label(found.span, "the other"),
+                "",
+            )
+        return None
+
+    def contents(self, el: Elaborator, trace: Trace, scope: tuple[str, ...], weights: str | None) -> Value:
+        """The contents of this name in `scope`, or of its average `weights`; made if they are not there yet."""
+        mine, _ = self.tables(el)
+        path, start, place = ".".join((*scope, self.name)), len(trace.builder.log), el.place(self.span)
+        trace.created[path] = place
+        is_new = path not in mine
+        if is_new:
+            with el.set_apart():
+                graph = _initial_graph(el, path, self.type, self.initial, self.scope)
+            mine[path] = Initialised(path, self.type, graph, place, self.lane)
+            el.world.roots.update(_prefixes(path))
+        average = None if weights is None or self.word != "param" else el.world.averages.get(weights)
+        with trace.made_at(self.span):
+            slot = average.slot(path) if average is not None and average.covers(path) else path
+            value = trace.slot(slot, self.type)
+        stored = _Stored(self, scope, tuple(el.stack), weights, is_new, value, trace.builder.origin)
+        trace.builder.instead(start, stored)
+        return value
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Stored:
+    """Storage in a log: what was asked for, where, under which forms and average, and whether it was new."""
+
+    asked: _Asked
+    scope: tuple[str, ...]
+    stack: tuple[Span, ...]
+    weights: str | None
+    is_new: bool
+    value: Value
+    origin: Origin
+    needs: tuple[Value, ...] = ()
+
+    def possible(self, el: Elaborator, way: Way) -> bool:
+        """Whether nothing stands in the way of it, and its first contents have been seen to be good."""
+        trace, path = el.require_trace(), ".".join((*way.scope(self.scope), self.asked.name))
+        known = path in self.asked.tables(el)[0]
+        return (known or self.is_new) and self.asked.refusal(el, trace, path) is None
+
+    def again(self, el: Elaborator, way: Way, change: Change) -> Value:
+        """The contents at the path there."""
+        stack = el.stack
+        el.stack = [*stack, *way.frames(self.stack)]
+        try:
+            return self.asked.contents(el, el.require_trace(), way.scope(self.scope), self.weights)
+        finally:
+            el.stack = stack
 
 
 def _param(el: Elaborator, form: List, scope: Scope) -> Value:

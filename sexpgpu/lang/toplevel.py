@@ -14,7 +14,7 @@ from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.files import DISK, Files
 from sexpgpu.lang.parts import name_of, options, pairs
 from sexpgpu.lang.patterns import parse_parameters
-from sexpgpu.lang.scope import Lazy, Scope
+from sexpgpu.lang.scope import FileScope, Lazy, Scope
 from sexpgpu.lang.sources import KINDS, data_spec
 from sexpgpu.lang.values import DataHandle, Function, OptimizerDefinition, Reference
 from sexpgpu.source import Source, Span
@@ -230,9 +230,7 @@ def _include(el: Elaborator, module: Module, form: List) -> None:
             source = module.disk.source(f"./{path}" if str(path).startswith("std/") else path)
         except DiagnosticError as error:
             raise DiagnosticError([replace(d, span=d.span or written.span) for d in error.diagnostics]) from None
-        inner = replace(
-            module, scope=Scope(module.scope.outer), base=path.parent, chain=(*module.chain, resolved)
-        )
+        inner = replace(module, scope=FileScope(module.scope.outer), base=path.parent, chain=(*module.chain, resolved))
         found = declare(el, inner, source, read(source), resolved)
         if found:
             raise DiagnosticError(found)

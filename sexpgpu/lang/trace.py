@@ -10,13 +10,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Graph, Origin, Value
 from sexpgpu.ir.program import FEED, SLOT
 from sexpgpu.ir.types import TensorType
+from sexpgpu.lang.replay import Change, Recorder, Way
 from sexpgpu.source import Span
+
+if TYPE_CHECKING:
+    from sexpgpu.lang.elaborator import Elaborator
 
 SCALAR_F32 = TensorType("f32", ())
 SCALAR_F64 = TensorType("f64", ())
@@ -39,7 +42,7 @@ class Schedule:
     """The graph of host scalars: f64 nodes from `step`; what tensors use of them is fed as f32."""
 
     def __init__(self) -> None:
-        self.builder = Builder()
+        self.builder = Recorder()
         self.step = self.builder.input("step", SCALAR_F64)
         self._names: dict[Value, str] = {}
 
@@ -102,11 +105,14 @@ class StateSet:
 
 
 class Trace:
-    """One graph under construction."""
+    """One graph under construction.
+
+    unrepeatable: how much happened that the builder's log does not hold.
+    """
 
     def __init__(self, world: World, ambient: Ambient, name: str) -> None:
         self.world = world
-        self.builder = Builder()
+        self.builder = Recorder()
         self.ambient = ambient
         self.name = name
         self.scope: tuple[str, ...] = ()
@@ -120,6 +126,7 @@ class Trace:
         self.num_gradients = 0
         self.effects_refused: str | None = None
         self.params_refused: str | None = None
+        self.unrepeatable = 0
         self._sites: dict[str, int] = {}
 
     @contextmanager
@@ -140,15 +147,6 @@ class Trace:
             yield
         finally:
             self.scope, self.draws = before
-
-    @contextmanager
-    def model_call(self) -> Iterator[None]:
-        """Inside the block parameter paths are new: a path repeats only within one model call."""
-        before, self.created = self.created, {}
-        try:
-            yield
-        finally:
-            self.created = before
 
     @contextmanager
     def refusing(self, *, effects: str) -> Iterator[None]:
@@ -172,6 +170,10 @@ class Trace:
     def adopt(self, value: Value) -> Value | None:
         """The value as one of this graph; None if it belongs to another one."""
         return value if self.owns(value) else None
+
+    def reaches(self, value: Value) -> bool:
+        """Whether `adopt` gives a value, which it may capture."""
+        return self.owns(value)
 
     def original(self, value: Value) -> Value:
         """The value as it was made, where this graph only captures it."""
@@ -198,6 +200,12 @@ class Trace:
 
     def feed(self, name: str, type: TensorType) -> Value:
         """An argument of the call."""
+        start = len(self.builder.log)
+        value = self._input(name, type)
+        self.builder.instead(start, _Fed(name, type, value, self.builder.origin))
+        return value
+
+    def _input(self, name: str, type: TensorType) -> Value:
         return self.builder.input(FEED + name, type)
 
     def host(self, scalar: Value) -> Value:
@@ -206,7 +214,12 @@ class Trace:
 
     def draw(self, op: str, callee: str, shape: tuple[int, ...]) -> Value:
         """A random tensor; its bits depend on this microbatch's stream, the trip, and the path of the call."""
-        path = "/".join((*self.draws, callee))
+        return self.draw_at(self.draws, op, callee, shape)
+
+    def draw_at(self, draws: tuple[str, ...], op: str, callee: str, shape: tuple[int, ...]) -> Value:
+        """A random tensor of another path."""
+        start = len(self.builder.log)
+        path = "/".join((*draws, callee))
         count = self._sites.get(path, 0)
         self._sites[path] = count + 1
         name = f"{path}#{count}" if count else path
@@ -215,7 +228,9 @@ class Trace:
         trip = self.place()
         if trip is None:
             trip = self.builder.constant(0, TRIP)
-        return self.builder.op(op, stream, trip, shape=shape, site=site)
+        value = self.builder.op(op, stream, trip, shape=shape, site=site)
+        self.builder.instead(start, _Drawn(op, callee, shape, draws, value, self.builder.origin))
+        return value
 
     def place(self) -> Value | None:
         """Which trip of the loops around this is running; None outside of loops."""
@@ -225,6 +240,70 @@ class Trace:
         """The slot whose contents `value` is; None of any other value."""
         name = str(value.node.attrs["name"]) if value.node.op == "input" else ""
         return name.removeprefix(SLOT) if name.startswith(SLOT) else None
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Drawn:
+    """A draw in a log."""
+
+    op: str
+    callee: str
+    shape: tuple[int, ...]
+    draws: tuple[str, ...]
+    value: Value
+    origin: Origin
+    needs: tuple[Value, ...] = ()
+
+    def possible(self, el: Elaborator, way: Way) -> bool:
+        """Whether it can happen there: always."""
+        return True
+
+    def again(self, el: Elaborator, way: Way, change: Change) -> Value:
+        """A draw of its own."""
+        return el.require_trace().draw_at(way.draws(self.draws), self.op, self.callee, self.shape)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Fed:
+    """An argument of the call that a log asks for, such as a host scalar."""
+
+    name: str
+    type: TensorType
+    value: Value
+    origin: Origin
+    needs: tuple[Value, ...] = ()
+
+    def possible(self, el: Elaborator, way: Way) -> bool:
+        """Whether it can happen there: always."""
+        return True
+
+    def again(self, el: Elaborator, way: Way, change: Change) -> Value:
+        """The argument there."""
+        return el.require_trace().feed(self.name, self.type)
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Captured:
+    """A tensor that a body takes from around it."""
+
+    outside: Value
+    value: Value
+    origin: Origin
+
+    @property
+    def needs(self) -> tuple[Value, ...]:
+        """The tensor outside."""
+        return (self.outside,)
+
+    def possible(self, el: Elaborator, way: Way) -> bool:
+        """Whether it can happen there: an argument from outside is one there as well."""
+        return True
+
+    def again(self, el: Elaborator, way: Way, change: Change) -> Value:
+        """What stands for the tensor outside there."""
+        found = el.require_trace().adopt(change(self.outside))
+        assert found is not None, self.outside
+        return found
 
 
 class BodyTrace(Trace):
@@ -252,25 +331,29 @@ class BodyTrace(Trace):
         if self.owns(value):
             return value
         outside = self.outer.adopt(value)
-        return None if outside is None else self._capture(outside)
+        return None if outside is None else self._capture(outside, value)
 
     def original(self, value: Value) -> Value:
         """The value as it was made, where this graph only captures it."""
         outside = next((outer for outer, inner in self.captured.items() if inner is value), None)
         return value if outside is None else self.outer.original(outside)
 
-    def _capture(self, value: Value) -> Value:
-        found = self.captured.get(value)
+    def reaches(self, value: Value) -> bool:
+        """Whether `adopt` gives a value, which it may capture."""
+        return self.owns(value) or self.outer.reaches(value)
+
+    def _capture(self, value: Value, asked: Value | None = None) -> Value:
+        start, found = len(self.builder.log), self.captured.get(value)
         if found is None:
             found = self.captured[value] = self.builder.input(f"k{len(self.captured)}", value.type)
+        self.builder.instead(start, _Captured(asked or value, found, self.builder.origin))
         return found
 
     def slot(self, name: str, type: TensorType) -> Value:
         """The contents of a slot."""
         return self._capture(self.outer.slot(name, type))
 
-    def feed(self, name: str, type: TensorType) -> Value:
-        """An argument of the call."""
+    def _input(self, name: str, type: TensorType) -> Value:
         return self._capture(self.outer.feed(name, type))
 
     def place(self) -> Value | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ MAX_VALUES = 3
 
 def library_folder() -> Path:
     """Where the files of the library lie."""
-    return Path(str(resources.files("sexpgpu"))) / "std"
+    return Path(__file__).parents[1] / "std"
 
 
 def path_of(source: Source) -> Path:

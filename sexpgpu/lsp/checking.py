@@ -12,9 +12,11 @@ from sexpgpu.data import ArraysSpec, Dataset, DataSpec, WeightFiles
 from sexpgpu.data.blank import blank
 from sexpgpu.data.files import find_files
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+from sexpgpu.ir.graph import Origin, Value
 from sexpgpu.lang.elaborator import Elaborator
 from sexpgpu.lang.files import Files
 from sexpgpu.lang.load import load_experiment
+from sexpgpu.lang.replay import Change, Way, changed
 from sexpgpu.lang.scope import Scope
 from sexpgpu.source import Source, Span
 from sexpgpu.syntax import Form, Integer, List, Symbol, load_source, read
@@ -46,12 +48,18 @@ class Observer(Elaborator):
         """The value of `form`, kept unless it stands in the library."""
         value = evaluate(self, form, scope)
         if self._keeping:
-            entry = self.seen.get(id(form))
-            if entry is None:
-                self.seen[id(form)] = [form, value]
-            else:
-                entry.append(value)
+            self.keep(form, value)
         return value
+
+    def keep(self, form: Form, value: Any) -> None:
+        """Remember a value of a form, and let a call that is replayed remember its own."""
+        entry = self.seen.get(id(form))
+        if entry is None:
+            self.seen[id(form)] = [form, value]
+        else:
+            entry.append(value)
+        if self.trace is not None:
+            self.trace.builder.log.append(_Seen(form, value, self.trace.builder.origin))
 
     def eval_body(self, body: Sequence[Form], scope: Scope) -> Any:
         """The value of a body. Raises Outdated where nobody waits for it."""
@@ -63,6 +71,26 @@ class Observer(Elaborator):
             return evaluate_body(self, body, scope)
         finally:
             self._keeping = before
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class _Seen:
+    """In the log of a trace: what a form evaluated to."""
+
+    form: Form
+    seen: Any
+    origin: Origin
+    value: None = None
+    needs: tuple[Value, ...] = ()
+
+    def possible(self, el: Elaborator, way: Way) -> bool:
+        """Looking on is always possible."""
+        return True
+
+    def again(self, el: Elaborator, way: Way, change: Change) -> None:
+        """Remember what it evaluates to there."""
+        assert isinstance(el, Observer)
+        el.keep(self.form, changed(el, self.seen, change))
 
 
 class OpenedData:

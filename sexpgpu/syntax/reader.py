@@ -64,11 +64,15 @@ class ReadResult:
     diagnostics: tuple[Diagnostic, ...]
 
 
-def read(source: Source) -> ReadResult:
-    """Read a whole text. Never raises: every fault is a diagnostic, and reading goes on after it."""
-    reader = _Reader(source, _TOKEN)
+def read(source: Source, start: int = 0, end: int | None = None) -> ReadResult:
+    """Read a whole text, or the top-level forms from one beginning of a line to another.
+
+    Never raises: every fault is a diagnostic, and reading goes on after it.
+    """
+    stretch = start, len(source.text) if end is None else end
+    reader = _Reader(source, _TOKEN, *stretch)
     if not reader.read_all():
-        reader = _Reader(source, _CAUTIOUS_TOKEN)
+        reader = _Reader(source, _CAUTIOUS_TOKEN, *stretch)
         reader.read_all()
     diagnostics = sorted(reader.diagnostics, key=lambda d: d.span.start if d.span is not None else 0)
     return ReadResult(tuple(reader.forms), tuple(diagnostics))
@@ -144,17 +148,17 @@ class _Surplus:
 
 
 class _Reader:
-    """The state of one pass over one text."""
+    """The state of one pass over one text, or a stretch of it."""
 
-    def __init__(self, source: Source, token: re.Pattern[str]) -> None:
+    def __init__(self, source: Source, token: re.Pattern[str], start: int, end: int) -> None:
         self.source = source
         self.text = source.text
         self.token = token
         self.diagnostics: list[Diagnostic] = []
         self.top = _Frame("", 0, -1)
         self.frames: list[_Frame] = []
-        self.position = 0
-        self.line_start = 0
+        self.position = self.line_start = start
+        self.end = end
         self.fresh_line = True
         self.token_end = 0  # the end of the last token that was not a gap
         self.suspicion: _Suspicion | None = None
@@ -169,7 +173,7 @@ class _Reader:
 
     def read_all(self) -> bool:
         """Read to the end; false if a string proved unended while strings are still taken at their word."""
-        match_token, text, num_characters = self.token.match, self.text, len(self.text)
+        match_token, text, num_characters = self.token.match, self.text, self.end
         while self.position < num_characters:
             start = self.position
             found = match_token(text, start)

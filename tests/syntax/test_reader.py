@@ -258,3 +258,13 @@ def test_a_byte_order_mark_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "bom.sx"
     path.write_bytes(b"\xef\xbb\xbf(def a 1)")
     assert load_source(path) == Source(str(path), "(def a 1)")
+
+
+def test_a_stretch_of_a_text_has_the_forms_and_spans_of_the_whole() -> None:
+    source = Source("a.sx", "(def a 1)\n; more\n(def b [2\n  3])\n(def c 4)\n")
+    starts = [source.text.index(f"(def {name}") for name in "abc"]
+    whole = read(source).forms
+    for form, start, end in zip(whole, starts, [*starts[1:], len(source.text)], strict=True):
+        part = read(source, start, end)
+        assert part.forms == (form,) and not part.diagnostics
+        assert part.forms[0].span == form.span
