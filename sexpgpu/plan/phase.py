@@ -310,8 +310,20 @@ class _PhasePlanner:
                 continue
             if self._aligned_with(value, source) and self._slot_is_free(slot, source, items, made[source]):
                 placed[slot] = value
-                self.fixed[source] = Layout(name, 0, contiguous(self.flat.types[source].shape))
+                self._fix(source, name, items, made)
         return placed
+
+    def _fix(self, value: int, name: str, items: list[Item], made: dict[int, int]) -> None:
+        """Place a value in a slot, and what it may be written over too, if the slot is not read after that is made."""
+        self.fixed[value] = Layout(name, 0, contiguous(self.flat.types[value].shape))
+        step, slot = made[value], self.slot_owner.get(name.removeprefix(SLOT))
+        for owner in self._owners(items[step].inputs):
+            if owner not in made or owner in self.fixed or self.last[owner] != step:
+                continue
+            unread = slot is None or self.last.get(slot, -1) < made[owner]
+            if unread and self._may_overwrite(items[step], owner, value):
+                self._fix(owner, name, items, made)
+                return
 
     def _slot_is_free(self, slot: str, output: int, items: list[Item], step: int) -> bool:
         """Whether nothing needs what `slot` holds once `step` writes `output` there."""

@@ -13,8 +13,9 @@ left.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from sexpgpu.ir.builder import Builder
@@ -39,6 +40,9 @@ MAX_OPERANDS = 20
 """Of an elementwise region, read or written: enough for an optimizer's rule, few enough for a thread's registers."""
 MAX_STEPS_AGAIN = 40
 """Of elementwise work that is repeated so that its result need not be kept."""
+FAR = 60
+"""Items between what makes a value and a reader that is so late that the value is better made again."""
+MIN_BYTES_AGAIN = 1 << 20
 SMALL = 16
 """How many times smaller than what reads it a value is that costs nothing to make for each element again."""
 REPEATED = frozenset({"cast", "add", "sub", "mul", "neg"})
@@ -126,6 +130,16 @@ class _Body:
     pulled: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Items that make a value again, by their places; the value, and the original. late: when that is long gone."""
+
+    places: tuple[int, ...]
+    value: int
+    original: int
+    late: int
+
+
 class _Former:
     """The tables of one phase while its regions are formed; items are numbered as they were made."""
 
@@ -134,7 +148,9 @@ class _Former:
         self.orders = orders
         self.rules = rules
         self.at_once = at_once
-        self.items = orders[1]
+        self.items, self.copies = _with_copies(flat, orders[1], self._is_head)
+        self.copied = {i for copy in self.copies for i in copy.places}
+        self.dropped: set[int] = set()
         self.maker = {value: i for i, item in enumerate(self.items) for value in item.outputs}
         self.readers: dict[int, list[int]] = {}
         for i, item in enumerate(self.items):
@@ -145,6 +161,7 @@ class _Former:
         self.sources = [self._sources(i) for i in range(len(self.items))]
         self.final: dict[int, frozenset[int]] = {}
         self.left_out: set[int] = set()
+        self.instead: dict[int, int] = {}
         self.cluster: list[_Cluster] = []
 
     def form(self) -> tuple[Flat, list[list[Item]]]:
@@ -154,17 +171,17 @@ class _Former:
             if cluster.kind in (MAPS, ROWS, LEAVES):
                 for value in reversed(self._writes(cluster)):
                     self._leave_out(cluster, value)
+        self._give_copies_a_host()
         self._put_side_by_side()
         made = self._emit()
         formed = Flat(
             [item for item, _ in made], self.flat.types, self.flat.inputs, self.flat.outputs, {}, self.flat.numbers
         )
-        place = {id(item): i for i, item in enumerate(self.items)}
         orders = []
         for order in self.orders:
-            at = [0] * len(self.items)
-            for position, item in enumerate(order):
-                at[place[id(item)]] = position
+            position = {item.outputs: n for n, item in enumerate(order)}
+            # A copy is made where its host is.
+            at = [position.get(item.outputs, -1) for item in self.items]
             orders.append(_ordered([(item, max([at[i] for i in members])) for item, members in made]))
         formed.items = orders[0]
         return formed, orders
@@ -313,10 +330,15 @@ class _Former:
                 found[self.cluster[maker]] = None
         return sorted(found, key=lambda cluster: -cluster.members[-1])
 
-    def _merged(self, one: _Cluster, two: _Cluster) -> _Cluster | None:
-        """Both as one cluster, if a device can do that and no path leads out of it and back."""
+    def _merged(self, one: _Cluster, two: _Cluster, hosts: bool = False) -> _Cluster | None:
+        """Both as one cluster, if a device can do that and no path leads out of it and back.
+
+        hosts: whether the second is a copy, which the first makes beside its own work.
+        """
         kinds = {one.kind, two.kind}
-        if one is two or kinds == {ROWS} or kinds == {ROWS, LEAVES}:
+        if one is two or kinds == {ROWS, LEAVES} or (kinds == {ROWS} and not hosts):
+            return None
+        if not hosts and (one.members[0] in self.copied) != (two.members[0] in self.copied):
             return None
         members = sorted([*one.members, *two.members])
         if len(members) > MAX_STEPS:
@@ -367,6 +389,28 @@ class _Former:
         return list(found.values())
 
     # What is made again instead of being kept.
+
+    def _give_copies_a_host(self) -> None:
+        """Put each copy with a region that reads the same then; without one, its reader takes the original."""
+        for copy in self.copies:
+            clusters = list(dict.fromkeys([self.cluster[i] for i in copy.places if not self.cheap[i]]))
+            if len(clusters) != 1 or not self._has_host(clusters[0], copy.late):
+                self.dropped |= set(copy.places)
+                self.instead[copy.value] = copy.original
+
+    def _has_host(self, copy: _Cluster, late: int) -> bool:
+        """Put a copy with a region that begins at `late` or later and reads the tensor that it reads."""
+        tensors = {value for value in self._body(copy).reads if self.flat.types[value].size == math.prod(copy.shape)}
+        for host in dict.fromkeys(self.cluster[late:]):
+            if host.kind not in (MAPS, ROWS) or host.members[0] < late or host.members[0] in self.copied:
+                continue
+            if self._full_shape(host) == self._full_shape(copy) and tensors & set(self._body(host).reads):
+                merged = self._merged(host, copy, hosts=True)
+                if merged is not None:
+                    for member in merged.members:
+                        self.cluster[member] = merged
+                    return True
+        return False
 
     def _leave_out(self, cluster: _Cluster, value: int) -> None:
         """Have the readers of a value make it again, if what they need for that is kept anyway, or is smaller."""
@@ -527,9 +571,11 @@ class _Former:
         found: list[tuple[Item, list[int]]] = []
         wanted: set[int] = set()
         for cluster in dict.fromkeys(self.cluster):
-            if not cluster.kind and self.cheap[cluster.members[0]]:
+            if (not cluster.kind and self.cheap[cluster.members[0]]) or cluster.members[0] in self.dropped:
                 continue
             item = self._item(cluster)
+            if self.instead.keys() & set(item.inputs):
+                item = replace(item, inputs=tuple([self.instead.get(value, value) for value in item.inputs]))
             found.append((item, cluster.members))
             wanted |= set(item.inputs)
         # Cheap values that are read as they are, or shown.
@@ -597,6 +643,65 @@ def _is_map(node: Node) -> bool:
 
 def _widens(node: Node) -> bool:
     return node.op == "cast" and node.inputs[0].dtype == "bf16" and node.types[0].dtype == "f32"
+
+
+def _with_copies(flat: Flat, items: Sequence[Item], is_head: Callable[[Node], bool]) -> tuple[list[Item], list[_Copy]]:
+    """Items, and before each product that reads a value long after it was made, work that makes it again.
+
+    Only where all that this work reads is kept that long anyway.
+    """
+    maker = {value: i for i, item in enumerate(items) for value in item.outputs}
+    readers: dict[int, list[int]] = {}
+    for i, item in enumerate(items):
+        for value in dict.fromkeys(item.inputs):
+            readers.setdefault(value, []).append(i)
+
+    def last_reader(value: int) -> int:
+        """The last item that reads a value, as it is or widened."""
+        found = readers.get(value, [-1])
+        return max([last_reader(items[i].outputs[0]) if _widens(items[i].node) else i for i in found])
+
+    def work_behind(value: int, late: int) -> list[int] | None:
+        """The items that make a value of what is kept until `late`; None: there is none such."""
+        limit, found, stack = flat.types[value].num_bytes, set[int](), [value]
+        while stack:
+            each = stack.pop()
+            i = maker.get(each)
+            is_kept = last_reader(each) >= late and flat.types[each].num_bytes <= limit
+            if i is None or i in found or (each != value and is_kept):
+                continue
+            node = items[i].node
+            if not (_is_map(node) or is_head(node) or node.op in ("broadcast", "constant")):
+                return None
+            found.add(i)
+            stack += items[i].inputs
+        return sorted(found) if 1 < len(found) <= MAX_STEPS_AGAIN else None
+
+    made: list[Item] = []
+    copies: list[_Copy] = []
+    moved: list[int] = []
+    for i, item in enumerate(items):
+        for value in dict.fromkeys(item.inputs if item.node.op == "product" else ()):
+            if value not in maker:
+                continue
+            far = [reader for reader in readers[value] if reader - maker[value] > FAR]
+            if far != [i] or len(readers[value]) == 1 or flat.types[value].num_bytes < MIN_BYTES_AGAIN:
+                continue
+            known: dict[int, int] = {}
+            start = len(made)
+            late = maker[value] + FAR
+            for source in work_behind(value, late) or ():
+                node = items[source].node
+                known |= {each: flat.value(flat.types[each]) for each in items[source].outputs}
+                inputs = tuple([known.get(each, each) for each in items[source].inputs])
+                made.append(Item(node, inputs, tuple([known[each] for each in items[source].outputs])))
+            if known:
+                inputs = tuple([known[value] if each == value else each for each in item.inputs])
+                item = replace(item, inputs=inputs)
+                copies.append(_Copy(tuple(range(start, len(made))), known[value], value, moved[maker[value]] + FAR))
+        moved.append(len(made))
+        made.append(item)
+    return made, copies
 
 
 class _Likeness:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -18,13 +19,14 @@ from sexpgpu.ir.graph import Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Array, Context, Work
 from sexpgpu.ir.program import Phase
 from sexpgpu.ir.types import TensorType
+from sexpgpu.plan import regions
 from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.flatten import Flat, Item, flatten, orders
 from sexpgpu.plan.memory import MemoryProfile
 from sexpgpu.plan.narrow import narrow
 from sexpgpu.plan.phase import PhasePlan, plan_phase
 from sexpgpu.plan.regions import Rules, form_regions
-from tests.transform.random_graphs import grown, with_gradients
+from tests.transform.random_graphs import Case, grown, with_gradients
 
 F, H = TensorType("f32", (32, 128)), TensorType("bf16", (32, 128))
 COLUMN = TensorType("f32", (128,))
@@ -107,6 +109,27 @@ def test_what_can_be_made_again_is_not_kept() -> None:
     h = b.product("ab,bc->ac", b.cast(b.mul(t, t), "bf16"), b.input("feed:v", TensorType("bf16", (128, 128))))
     plan = planned(b, y=b.mul(h, b.sub(b.like(1.0, t), b.mul(t, t))))
     assert shown(plan) == ["product cast", "cast tanh mul cast", "product", "cast tanh mul sub mul"]
+
+
+def test_what_a_late_product_reads_is_made_again_beside_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of a weight reads what a GELU gave, which the gradient of the GELU makes from the same input."""
+    monkeypatch.setattr(regions, "FAR", 8)
+    monkeypatch.setattr(regions, "MIN_BYTES_AGAIN", 0)
+    b = Builder()
+    u = rounded(b)
+    wide = b.cast(u, "f32")
+    h = b.cast(b.mul(b.op("tanh", wide), wide), "bf16")
+    w = b.input("feed:v", TensorType("bf16", (128, 128)))
+    y = b.product("ab,bc->ac", h, w)
+    for _ in range(6):
+        y = b.product("ab,cb->ac", b.cast(b.op("exp", y), "bf16"), w)
+    back = b.cast(y, "bf16")
+    slope = b.mul(b.product("ab,cb->ac", back, w), b.op("sigmoid", wide))
+    plan = planned(b, slope=b.cast(slope, "bf16"), weight=b.product("ab,ac->bc", h, back))
+    makes_both = [step for step in plan.steps if len(step.outputs) == 2]
+    assert len(makes_both) == 1 and "sigmoid" in shown(plan)[plan.steps.index(makes_both[0])]
+    last = plan.steps[-1]
+    assert last.node.op == "product" and set(makes_both[0].outputs) & set(last.inputs)
 
 
 def test_a_small_value_is_made_for_each_element() -> None:
@@ -272,6 +295,8 @@ def run(flat: Flat, items: Sequence[Item], feeds: dict[str, Array]) -> dict[str,
 def test_random_graphs(first: int, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every order, bit for bit what the graph gives node by node; rows of any length are row programs."""
     monkeypatch.setattr(rows, "MIN_COLUMNS", 2)
+    monkeypatch.setattr(regions, "FAR", 8)
+    monkeypatch.setattr(regions, "MIN_BYTES_AGAIN", 0)
     program_of.cache_clear()
     formed_regions = 0
     for seed in range(first, first + 25):
@@ -288,6 +313,65 @@ def test_random_graphs(first: int, at_once: bool, monkeypatch: pytest.MonkeyPatc
                     assert np.array_equal(found[name], array, equal_nan=True), (seed, name)
         formed_regions += sum(item.node.op == "region" for item in formed.items)
     assert formed_regions > 25
+    program_of.cache_clear()
+
+
+def network(seed: int) -> Case:
+    """A deep network of random layers: norms, rounding, activations, residuals, weights and biases."""
+    rng, b = np.random.default_rng(seed), Builder()
+    x = b.input("slot:x", TensorType("f32", (6, 8)))
+    values: dict[str, Array] = {"slot:x": rng.normal(size=x.shape).astype(np.float32)}
+
+    def parameter(shape: tuple[int, ...]) -> Value:
+        name = f"slot:p{len(values)}"
+        values[name] = rng.normal(size=shape).astype(np.float32) / 3
+        return b.input(name, TensorType("f32", shape))
+
+    for _ in range(8):
+        narrow = "bf16" if rng.random() < 0.7 else "f32"
+        h = x
+        if rng.random() < 0.5:
+            h = make(b, "layer-norm", (h, parameter((8,)), parameter((8,))), eps=1e-5).outputs[0]
+        product = b.product("ab,bc->ac", b.cast(h, narrow), b.cast(parameter((8, 8)), narrow))
+        h = b.cast(b.cast(product, narrow), "f32")
+        if rng.random() < 0.6:
+            h = b.add(h, b.broadcast(parameter((8,)), h.shape, (1,)))
+        for name in rng.choice(["tanh", "sigmoid", "sin"], int(rng.integers(0, 3))):
+            h = b.mul(h, b.op(str(name), h))
+        h = b.cast(b.cast(h, narrow), "f32")
+        x = b.add(x, h) if rng.random() < 0.6 else h
+    loss = b.sum(b.mul(x, x), (0, 1))
+    return Case(b.graph("network", [("result:loss", loss), ("result:x", x)]), values)
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_random_networks(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what is made again, for gradients of weights among others, bit for bit the same."""
+    monkeypatch.setattr(rows, "MIN_COLUMNS", 2)
+    monkeypatch.setattr(regions, "FAR", 8)
+    monkeypatch.setattr(regions, "MIN_BYTES_AGAIN", 0)
+    program_of.cache_clear()
+    hosts = Counter[bool]()
+    has_host = regions._Former._has_host
+
+    def noted(former: regions._Former, copy: regions._Cluster, late: int) -> bool:
+        found = has_host(former, copy, late)
+        hosts[found] += 1
+        return found
+
+    monkeypatch.setattr(regions._Former, "_has_host", noted)
+    for seed in range(first, first + 20):
+        case = network(seed)
+        graph = narrow(with_gradients(case), lambda node: ((), ()))
+        with np.errstate(all="ignore"):
+            wanted = evaluate(graph, case.values)
+            flat = flatten(graph, by_body)
+            formed, choices = form_regions(flat, orders(graph, flat), RULES)
+            for order in choices:
+                found = run(formed, order, case.values)
+                for name, array in wanted.items():
+                    assert np.array_equal(found[name], array, equal_nan=True), (seed, name)
+    assert hosts[True] > 20, hosts
     program_of.cache_clear()
 
 

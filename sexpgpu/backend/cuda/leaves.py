@@ -43,6 +43,8 @@ def _full(body: Graph) -> list[Value]:
 
 def _runs(body: Graph) -> int:
     held = PACK * sum([ITEM_BYTES[value.dtype] for value in _full(body)])
+    if any(type.dtype == "bool" and type.rank for node in body.nodes for type in node.types):
+        return 1  # a thread has seven places for truth values
     return max(1, min(MAX_RUNS, MAX_HELD_BYTES // max(1, held)))
 
 
@@ -138,8 +140,11 @@ for (int e = 0; e < {pack}; ++e) {{
 {inner}
 }}
 {newline.join([f"write_pack(y{i} + i, made_y{i});" for i, _ in outputs])}
-}} else for (u64 j = i; j < count; ++j) {{
+}} else {{
+#pragma unroll 1
+for (u64 j = i; j < count; ++j) {{
 {tail}
+}}
 }}
 }}""")
     else:
