@@ -35,7 +35,7 @@ from tests.backend.random_programs import random_program, reference_call
 from tests.cuda.test_rows import node_of
 from tests.ir.ops import test_derived as derived
 from tests.test_experiments import CASES as CASES_OF_EXPERIMENTS
-from tests.test_experiments import OPPOSED, copy_with_data
+from tests.test_experiments import OPPOSED, REWARDED, copy_with_data
 
 pytestmark = pytest.mark.cuda
 
@@ -296,8 +296,9 @@ def compare_losses(card: CudaDevice, file: Path, tolerance: float, num_steps: in
         ours, theirs = (np.array([step[name] for step in each if name in step]) for each in found)
         assert np.isfinite(ours).all()
         scale = np.maximum.accumulate(np.maximum(np.abs(theirs), 0.01))
-        worst[name] = float(np.max(np.abs(ours - theirs) / scale))
-    print(f"\n{file.stem}: {len(found[0])} steps, " + ", ".join(f"{name} {x:.1e}" for name, x in worst.items()))
+        apart = np.abs(ours - theirs) / scale
+        worst[name] = float(np.max(apart))
+        print(f"\n{file.stem} {name}: {worst[name]:.1e} in {len(ours)} steps; {' '.join(f'{x:.0e}' for x in apart)}")
     assert max(worst.values()) <= tolerance, worst
 
 
@@ -332,8 +333,9 @@ def test_twenty_losses_of_an_experiment(
 ) -> None:
     monkeypatch.chdir(acceptance)
     variant = "smoke" if "--variant" in CASES_OF_EXPERIMENTS[name] else None
-    # Of two updates that work against one another, each answers the other's rounding.
-    tolerance = 5e-4 if name in OPPOSED else 1e-4
+    # Of two updates that work against one another, each answers the other's rounding; a ratio that is clipped may be at
+    # its edge.
+    tolerance = 5e-4 if name in OPPOSED | REWARDED else 1e-4
     compare_losses(card, Path(f"{name}.sx"), tolerance, 20, variant=variant)
 
 

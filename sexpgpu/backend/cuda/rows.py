@@ -21,7 +21,6 @@ from sexpgpu.backend.kernels.operands import Argument, flag_pointer, workspace_p
 from sexpgpu.ir.graph import Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.rules import attr_ints
-from sexpgpu.ir.types import ITEM_BYTES
 from sexpgpu.plan.arena import aligned
 
 MIN_COLUMNS = 64
@@ -230,7 +229,6 @@ class _Printer:
         self.targets = {value: f"y{i}" for i, value in enumerate(self.outputs)}
         self.known: dict[Value, str] = {}
         self.kept: dict[Value, str] = {}
-        self.held: dict[Value, str] = {}
         self.pack = program.pack if self._packs() else 1
         count = -(-program.num_columns // (program.num_threads * self.pack))
         self.num_walks = count
@@ -274,10 +272,6 @@ class _Printer:
             for i, member in enumerate(program.reductions)
         ]
         kept = [
-            f"Pack<{CUDA.storage[value.dtype]}, {self.pack}> {name}[{self.num_walks}];"
-            for value, name in self.held.items()
-        ]
-        kept += [
             f"{CUDA.registers[value.dtype]} {name}[{self.num_walks}][{self.pack}];" for value, name in self.kept.items()
         ]
         newline = "\n"
@@ -343,9 +337,7 @@ for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
         read = [v for v in self._needed(wanted) if v in self.inputs and program.kinds[v] in (FULL, COLUMN)]
         lines = []
         for value in read:
-            if value in self.held:
-                lines.append(f"const auto p_{self.names[value]} = {self.held[value]}[k];")
-            elif pack > 1:
+            if pack > 1:
                 name, stored = self.names[value], CUDA.storage[value.dtype]
                 row = f"o_{name} + " if program.kinds[value] == FULL else ""
                 lines.append(f"const auto p_{name} = read_pack<{stored}, {pack}>({name} + ({row}c0));")
@@ -360,14 +352,11 @@ for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
         for value in wanted:
             self._element(value, "c", made, inner, load)
         body(made, inner)
-        for value in self._worth_holding(read, later):
-            self.held[value] = f"held{len(self.held)}"
-            lines.append(f"{self.held[value]}[k] = p_{self.names[value]};")
         for value in self._worth_keeping(made, later):
             self.kept[value] = f"kept{len(self.kept)}"
             inner.append(f"{self.kept[value]}[k][e] = {made[value]};")
         newline = "\n"
-        unroll = "#pragma unroll\n" if self.unrolled or self.held else ""
+        unroll = "#pragma unroll\n" if self.unrolled else ""
         return f"""{unroll}for (int k = 0; k < {self.num_walks}; ++k) {{
 const u32 c0 = ((u32)k * {program.num_threads}u + threadIdx.x) * {pack}u;
 if (c0 < {program.num_columns}u) {{
@@ -396,14 +385,6 @@ const u32 c = c0 + e;
                 stack += value.node.inputs
         room = MAX_KEPT // (self.num_walks * self.pack) - len(self.kept) if self.unrolled else 0
         return list(found) if len(found) <= room else []
-
-    def _worth_holding(self, read: Sequence[Value], later: Sequence[Value]) -> list[Value]:
-        """Where a row is long: the one tensor that it is made of, as it lies, if it fits into registers so."""
-        again = [v for v in self._needed(later) if v in self.inputs and self.program.kinds[v] == FULL]
-        if self.unrolled or self.pack == 1 or self.held or len(again) != 1 or again[0] not in read:
-            return []
-        words = self.num_walks * self.pack * ITEM_BYTES[again[0].dtype] // 4
-        return again if words <= MAX_KEPT else []
 
     def _needed(self, wanted: Sequence[Value]) -> list[Value]:
         """What the values `wanted` are made of, without numbers of the row, which are known by then."""
