@@ -15,6 +15,7 @@ from sexpgpu.look.page import report
 from sexpgpu.look.record import read_run
 from sexpgpu.train.checkpoint import load
 from sexpgpu.train.folder import RunFolder, sample_name
+from sexpgpu.train.store import FolderStore
 from tests.train.test_resume import CHECKOUT, invoke
 from tests.train.trial import write_experiment
 
@@ -116,10 +117,10 @@ def test_a_checkpoint_is_only_read(tmp_path: Path) -> None:
     record = (folder / "checkpoint.json").read_text()
     (folder / "state.safetensors").write_bytes(b"cos\nsystem\n(S'touch owned'\ntR.")
     with pytest.raises(DiagnosticError, match="E-CKPT-002"):
-        load(folder)
+        load(FolderStore(folder.parent), folder.name)
     (folder / "checkpoint.json").write_text(record.replace('"state.safetensors"', '"../../../../file.sx"'))
     with pytest.raises(DiagnosticError, match="E-CKPT-002"):
-        load(folder)
+        load(FolderStore(folder.parent), folder.name)
 
 
 def test_arrays_with_objects_are_refused(tmp_path: Path) -> None:

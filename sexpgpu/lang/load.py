@@ -42,6 +42,7 @@ from sexpgpu.lang.inner import call_generator, generator_parameters
 from sexpgpu.lang.loaders import LoaderMaker, loader_times
 from sexpgpu.lang.patterns import parse_parameters, pattern_names
 from sexpgpu.lang.reading import FormReader
+from sexpgpu.lang.saving import check_best, checkpoint_rule
 from sexpgpu.lang.scope import FileScope, Lazy, Poisoned, Scope
 from sexpgpu.lang.special import MAX_ROUNDS
 from sexpgpu.lang.stopping import stop_rule
@@ -159,16 +160,6 @@ def load_experiment(
         sys.setrecursionlimit(before)
 
 
-def _numbers(evaluation: Evaluation) -> list[str]:
-    """What an evaluation gives that is one number: metrics, and measures by their paths."""
-    found = []
-    for objective in evaluation.objectives:
-        types = {name: value.type for name, value in objective.graph.outputs}
-        found.append(objective.name)
-        found += [m.path for m in objective.measures if types[f"measure:{m.path}"].shape == ()]
-    return found
-
-
 class _Loading(FormReader):
     """One elaboration of one file."""
 
@@ -218,7 +209,8 @@ class _Loading(FormReader):
             d.name: collector.attempt(partial(self._evaluation, d)) for d in self.module.evaluations.values()
         }
         if run is not None and None not in evaluations.values():
-            collector.attempt(partial(self._check_best, declared, run, evaluations))
+            span = declared.keyed["checkpoint"].span if "checkpoint" in declared.keyed else declared.span
+            collector.attempt(partial(check_best, self.el, span, run, evaluations))
         generators = {
             d.name: collector.attempt(partial(self._generator, d, keys.get(d.name, {})))
             for d in self.module.generators.values()
@@ -582,40 +574,7 @@ class _Loading(FormReader):
 
     def _checkpoint(self, declared: Declared) -> CheckpointRule:
         form = declared.keyed.get("checkpoint")
-        if form is None:
-            return CheckpointRule()
-        value = self._eval(form)
-        if not isinstance(value, Due) or value.what is not None:
-            self._fail("E-TYPE-006", f"`:checkpoint` is (every n :keep k), not {kind_of(value)}", form.span)
-        assert isinstance(value, Due)
-        keep = self.el.size(value.options.get("keep", 3), form.span)
-        if keep < 1:
-            self._fail("E-TYPE-005", "`:keep` counts from 1: the newest checkpoint always stays", form.span)
-        best, better = value.options.get("keep-best"), value.options.get("better")
-        if best is not None and not isinstance(best, str):
-            self._fail("E-TYPE-006", f"`:keep-best` is the name of a series, not {kind_of(best)}", form.span,
-                       help=':keep-best "eval/EVALUATION/METRIC"')  # fmt: skip
-        if best is None and better is not None:
-            self._fail("E-FORM-004", "`:better` says which value of `:keep-best` is the best, and that is not there",
-                       form.span, help=':keep-best "eval/EVALUATION/METRIC"')  # fmt: skip
-        return CheckpointRule(value.every, keep, best, better == "higher")
-
-    def _check_best(self, declared: Declared, run: Run, evaluations: Mapping[str, Evaluation]) -> None:
-        """That the series of `:keep-best` has a number at every checkpoint."""
-        rule = run.checkpoint
-        if rule.best is None:
-            return
-        every = {f"eval/{e.name}/{path}": e.every for e in run.evaluate for path in _numbers(evaluations[e.name])}
-        span = declared.keyed["checkpoint"].span
-        if rule.best not in every:
-            near = nearest(rule.best, list(every))
-            known = f"`{near}` is a near name" if near else f"its evaluations give: {', '.join(every) or 'nothing'}"
-            self._fail("E-NAME-001", f"no evaluation of this run gives the number `{rule.best}`", span, help=known)
-        assert rule.every is not None
-        if rule.every % every[rule.best]:
-            self._fail("E-TYPE-005", f"a checkpoint every {rule.every} steps, and `{rule.best}` every "
-                       f"{every[rule.best]}: most would have no value", span,
-                       help=f"save at a multiple of {every[rule.best]} steps")  # fmt: skip
+        return CheckpointRule() if form is None else checkpoint_rule(self.el, self._eval(form), form.span)
 
     def _diagnostics(self, declared: Declared, updates: Sequence[Update]) -> tuple[DiagnosticRule, ...]:
         form = declared.keyed.get("diagnose")

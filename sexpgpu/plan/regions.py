@@ -16,14 +16,13 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
-from sexpgpu.ir.builder import Builder
-from sexpgpu.ir.graph import Graph, Node, Value
+from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.region import shares
 from sexpgpu.ir.ops.rules import attr_int, attr_ints, without
-from sexpgpu.ir.types import TensorType
+from sexpgpu.plan.bodies import Body, Likeness, graph_of, is_map, pruned, widens
+from sexpgpu.plan.copies import MAX_STEPS_AGAIN, with_copies
 from sexpgpu.plan.flatten import Flat, Item
 from sexpgpu.plan.layout import VIEWS
 
@@ -38,17 +37,10 @@ FOLDS = {"sum": "f32", "all": "bool", "any": "bool"}
 MAX_STEPS = 48
 MAX_OPERANDS = 20
 """Of an elementwise region, read or written: enough for an optimizer's rule, few enough for a thread's registers."""
-MAX_STEPS_AGAIN = 40
-"""Of elementwise work that is repeated so that its result need not be kept."""
-FAR = 60
-"""Items between what makes a value and a reader that is so late that the value is better made again."""
-MIN_BYTES_AGAIN = 1 << 20
 SMALL = 16
 """How many times smaller than what reads it a value is that costs nothing to make for each element again."""
 REPEATED = frozenset({"cast", "add", "sub", "mul", "neg"})
 """Work on small values that is repeated for each element."""
-WHOLE = frozenset({"attention", "attention-gradient"})
-"""Composites that stay one node in the body of a region."""
 EVERYBODY = -1
 """Who reads an output of the phase."""
 
@@ -116,30 +108,6 @@ class _Cluster:
     parts: list[_Cluster] = field(default_factory=list)
 
 
-@dataclass(slots=True)
-class _Body:
-    """The body of a region before it is a graph.
-
-    reads: values that it takes from outside. lines: per member, its node and its operands: a read (index, -1), or a
-    line and its output. known: where each value is among them. pulled: whether work that others repeat is among them.
-    """
-
-    reads: list[int] = field(default_factory=list)
-    lines: list[tuple[Node, tuple[tuple[int, int], ...]]] = field(default_factory=list)
-    known: dict[int, tuple[int, int]] = field(default_factory=dict)
-    pulled: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class _Copy:
-    """Items that make a value again, by their places; the value, and the original. late: when that is long gone."""
-
-    places: tuple[int, ...]
-    value: int
-    original: int
-    late: int
-
-
 class _Former:
     """The tables of one phase while its regions are formed; items are numbered as they were made."""
 
@@ -148,7 +116,7 @@ class _Former:
         self.orders = orders
         self.rules = rules
         self.at_once = at_once
-        self.items, self.copies = _with_copies(flat, orders[1], self._is_head)
+        self.items, self.copies = with_copies(flat, orders[1], self._is_head)
         self.copied = {i for copy in self.copies for i in copy.places}
         self.dropped: set[int] = set()
         self.maker = {value: i for i, item in enumerate(self.items) for value in item.outputs}
@@ -200,9 +168,9 @@ class _Former:
                 axes, rank = attr_ints(node.attrs, "axes"), len(node.types[0].shape)
                 cheap[i] = axes in ((), (rank - 1,), tuple(range(rank - 1)))
                 small[i] = cheap[i] and node.types[0].size >= SMALL * node.inputs[0].type.size
-            elif _is_map(node):
+            elif is_map(node):
                 small[i] = node.op in REPEATED and self._is_read_by_all(i, small)
-                cheap[i] = small[i] or _widens(node)
+                cheap[i] = small[i] or widens(node)
         return cheap
 
     def _is_read_by_all(self, i: int, small: Sequence[bool]) -> bool:
@@ -216,9 +184,9 @@ class _Former:
         if not self.cheap[cheap]:
             return False
         node, read = self.items[i].node, self.items[cheap].node
-        if _is_map(node) or self._is_head(node) or (self.cheap[i] and node.op == "broadcast"):
+        if is_map(node) or self._is_head(node) or (self.cheap[i] and node.op == "broadcast"):
             return True
-        return _widens(read) and (node.op == "sum" or self.rules.attends(node))
+        return widens(read) and (node.op == "sum" or self.rules.attends(node))
 
     def _is_head(self, node: Node) -> bool:
         return node.op == "composite" and self.rules.rows(node.bodies[0])
@@ -275,7 +243,7 @@ class _Former:
         node = self.items[i].node
         if self.cheap[i]:
             return ""
-        if _is_map(node):
+        if is_map(node):
             return MAPS
         if self._is_head(node):
             return ROWS
@@ -429,7 +397,7 @@ class _Former:
             maker = self.maker.get(each)
             inside = maker is not None and self.cluster[maker] is cluster and (each is value or each not in written)
             if maker is not None and (inside or self.cheap[maker]):
-                if maker not in steps and not self.cheap[maker] and not _is_map(self.items[maker].node):
+                if maker not in steps and not self.cheap[maker] and not is_map(self.items[maker].node):
                     return
                 if maker not in steps:
                     steps.add(maker)
@@ -461,7 +429,7 @@ class _Former:
 
     # What is alike and runs at once.
 
-    def _is_dense(self, cluster: _Cluster, body: _Body) -> bool:
+    def _is_dense(self, cluster: _Cluster, body: Body) -> bool:
         """Whether all that a cluster reads is a number, or a tensor of its shape that lies as it was made."""
         if not cluster.shape:
             return False
@@ -505,7 +473,7 @@ class _Former:
         before = [self._before(one), self._before(two)]
         return one in before[1] or two in before[0] or self._leads_outside(one, two) or self._leads_outside(two, one)
 
-    def _likeness(self, cluster: _Cluster, body: _Body) -> object:
+    def _likeness(self, cluster: _Cluster, body: Body) -> object:
         """Equal for clusters that do the same, whatever their shapes."""
         lines = []
         for node, operands in body.lines:
@@ -529,20 +497,20 @@ class _Former:
                 found.append(value)
         return found
 
-    def _body(self, cluster: _Cluster) -> _Body:
-        body = _Body()
+    def _body(self, cluster: _Cluster) -> Body:
+        body = Body()
         for i in cluster.members:
             self._append(i, body, cluster)
-        return _pruned(body, [body.known[value] for value in self._writes(cluster)])
+        return pruned(body, [body.known[value] for value in self._writes(cluster)])
 
-    def _append(self, i: int, body: _Body, cluster: _Cluster) -> None:
+    def _append(self, i: int, body: Body, cluster: _Cluster) -> None:
         item = self.items[i]
         operands = []
         for value in item.inputs:
             if value not in body.known:
                 maker = self.maker.get(value)
                 if maker is not None and (self._repeats(i, maker) or self._is_hidden(value, maker, cluster)):
-                    body.pulled |= _is_map(self.items[maker].node)
+                    body.pulled |= is_map(self.items[maker].node)
                     self._append(maker, body, cluster)
                 else:
                     body.known[value] = (len(body.reads), -1)
@@ -559,12 +527,12 @@ class _Former:
             return False
         return value in self.left_out or not self._final_readers(value) - set(other.members)
 
-    def _graph(self, cluster: _Cluster, body: _Body) -> Graph:
+    def _graph(self, cluster: _Cluster, body: Body) -> Graph:
         """The body as a graph, the same object for regions that are alike."""
         types = tuple([self.flat.types[value] for value in body.reads])
-        lines = tuple([(_Likeness(node), operands) for node, operands in body.lines])
+        lines = tuple([(Likeness(node), operands) for node, operands in body.lines])
         writes = tuple([body.known[value] for value in self._writes(cluster)])
-        return _graph_of(types, lines, writes)
+        return graph_of(types, lines, writes)
 
     def _emit(self) -> list[tuple[Item, list[int]]]:
         """What is left to run, each with the members that it stands for."""
@@ -601,148 +569,12 @@ class _Former:
         reads = [value for body in found for value in body.reads]
         writes = [value for part in parts for value in self._writes(part)]
         graphs = [self._graph(part, body) for part, body in zip(parts, found, strict=True)]
-        heads = [i for i in cluster.members if not _is_map(self.items[i].node)]
+        heads = [i for i in cluster.members if not is_map(self.items[i].node)]
         origin = self.items[heads[0] if heads else cluster.members[-1]].node.origin
         types = tuple([self.flat.types[value] for value in writes])
         inputs = tuple([value for graph in graphs for value in graph.inputs])
         node = Node(first.node.id, "region", inputs, {"kind": cluster.kind}, types, tuple(graphs), origin)
         return Item(node, tuple(reads), tuple(writes))
-
-
-def _pruned(body: _Body, writes: Sequence[tuple[int, int]]) -> _Body:
-    """A body without what none of its results needs."""
-    needed = {at[0] for at in writes if at[1] >= 0}
-    read = {at[0] for at in writes if at[1] < 0}
-    for line in reversed(range(len(body.lines))):
-        if line in needed:
-            for index, output in body.lines[line][1]:
-                (read if output < 0 else needed).add(index)
-    if len(needed) == len(body.lines) and len(read) == len(body.reads):
-        return body
-    lines = {old: new for new, old in enumerate(sorted(needed))}
-    reads = {old: new for new, old in enumerate(sorted(read))}
-
-    def moved(at: tuple[int, int]) -> tuple[int, int]:
-        return (reads[at[0]], -1) if at[1] < 0 else (lines[at[0]], at[1])
-
-    return _Body(
-        [body.reads[i] for i in sorted(read)],
-        [(body.lines[i][0], tuple([moved(at) for at in body.lines[i][1]])) for i in sorted(needed)],
-        {value: moved(at) for value, at in body.known.items() if at[0] in (reads if at[1] < 0 else lines)},
-        body.pulled,
-    )
-
-
-def _is_map(node: Node) -> bool:
-    """Whether a node is elementwise work that any region may do."""
-    op = OPS[node.op]
-    if op.work is not Work.MAP or op.reports or not node.types[0].size:
-        return False
-    return all(value.shape == node.types[0].shape for value in node.inputs)
-
-
-def _widens(node: Node) -> bool:
-    return node.op == "cast" and node.inputs[0].dtype == "bf16" and node.types[0].dtype == "f32"
-
-
-def _with_copies(flat: Flat, items: Sequence[Item], is_head: Callable[[Node], bool]) -> tuple[list[Item], list[_Copy]]:
-    """Items, and before each product that reads a value long after it was made, work that makes it again.
-
-    Only where all that this work reads is kept that long anyway.
-    """
-    maker = {value: i for i, item in enumerate(items) for value in item.outputs}
-    readers: dict[int, list[int]] = {}
-    for i, item in enumerate(items):
-        for value in dict.fromkeys(item.inputs):
-            readers.setdefault(value, []).append(i)
-
-    def last_reader(value: int) -> int:
-        """The last item that reads a value, as it is or widened."""
-        found = readers.get(value, [-1])
-        return max([last_reader(items[i].outputs[0]) if _widens(items[i].node) else i for i in found])
-
-    def work_behind(value: int, late: int) -> list[int] | None:
-        """The items that make a value of what is kept until `late`; None: there is none such."""
-        limit, found, stack = flat.types[value].num_bytes, set[int](), [value]
-        while stack:
-            each = stack.pop()
-            i = maker.get(each)
-            is_kept = last_reader(each) >= late and flat.types[each].num_bytes <= limit
-            if i is None or i in found or (each != value and is_kept):
-                continue
-            node = items[i].node
-            if not (_is_map(node) or is_head(node) or node.op in ("broadcast", "constant")):
-                return None
-            found.add(i)
-            stack += items[i].inputs
-        return sorted(found) if 1 < len(found) <= MAX_STEPS_AGAIN else None
-
-    made: list[Item] = []
-    copies: list[_Copy] = []
-    moved: list[int] = []
-    for i, item in enumerate(items):
-        for value in dict.fromkeys(item.inputs if item.node.op == "product" else ()):
-            if value not in maker:
-                continue
-            far = [reader for reader in readers[value] if reader - maker[value] > FAR]
-            if far != [i] or len(readers[value]) == 1 or flat.types[value].num_bytes < MIN_BYTES_AGAIN:
-                continue
-            known: dict[int, int] = {}
-            start = len(made)
-            late = maker[value] + FAR
-            for source in work_behind(value, late) or ():
-                node = items[source].node
-                known |= {each: flat.value(flat.types[each]) for each in items[source].outputs}
-                inputs = tuple([known.get(each, each) for each in items[source].inputs])
-                made.append(Item(node, inputs, tuple([known[each] for each in items[source].outputs])))
-            if known:
-                inputs = tuple([known[value] if each == value else each for each in item.inputs])
-                item = replace(item, inputs=inputs)
-                copies.append(_Copy(tuple(range(start, len(made))), known[value], value, moved[maker[value]] + FAR))
-        moved.append(len(made))
-        made.append(item)
-    return made, copies
-
-
-class _Likeness:
-    """A node that equals those of the same operation, attributes, bodies and types."""
-
-    __slots__ = ("key", "node")
-
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.key = (node.op, repr(sorted(node.attrs.items())), node.types, tuple([id(body) for body in node.bodies]))
-
-    def __hash__(self) -> int:
-        return hash(self.key)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Likeness) and self.key == other.key
-
-
-@lru_cache(maxsize=4096)
-def _graph_of(
-    types: tuple[TensorType, ...],
-    lines: tuple[tuple[_Likeness, tuple[tuple[int, int], ...]], ...],
-    writes: tuple[tuple[int, int], ...],
-) -> Graph:
-    """A body as a graph; composites are replaced by their own bodies, so that all of it is plain work."""
-    b = Builder()
-    inputs = [b.input(f"x{i}", type) for i, type in enumerate(types)]
-    made: list[tuple[Value, ...]] = []
-
-    def value(at: tuple[int, int]) -> Value:
-        line, output = at
-        return inputs[line] if output < 0 else made[line][output]
-
-    for likeness, operands in lines:
-        node, given = likeness.node, [value(at) for at in operands]
-        if node.op == "composite" and node.attrs["name"] not in WHOLE:
-            body = node.bodies[0]
-            made.append(b.copy(body, dict(zip(body.input_names, given, strict=True))))
-        else:
-            made.append(b.node(node.op, given, node.attrs, node.bodies).outputs)
-    return b.graph("region", [(f"y{i}", value(at)) for i, at in enumerate(writes)], inputs)
 
 
 def _ordered(items: Sequence[tuple[Item, int]]) -> list[Item]:

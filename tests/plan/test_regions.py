@@ -19,7 +19,7 @@ from sexpgpu.ir.graph import Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Array, Context, Work
 from sexpgpu.ir.program import Phase
 from sexpgpu.ir.types import TensorType
-from sexpgpu.plan import regions
+from sexpgpu.plan import copies, regions
 from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.flatten import Flat, Item, flatten, orders
 from sexpgpu.plan.memory import MemoryProfile
@@ -113,8 +113,8 @@ def test_what_can_be_made_again_is_not_kept() -> None:
 
 def test_what_a_late_product_reads_is_made_again_beside_other_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradient of a weight reads what a GELU gave, which the gradient of the GELU makes from the same input."""
-    monkeypatch.setattr(regions, "FAR", 8)
-    monkeypatch.setattr(regions, "MIN_BYTES_AGAIN", 0)
+    monkeypatch.setattr(copies, "FAR", 8)
+    monkeypatch.setattr(copies, "MIN_BYTES_AGAIN", 0)
     b = Builder()
     u = rounded(b)
     wide = b.cast(u, "f32")
@@ -295,8 +295,8 @@ def run(flat: Flat, items: Sequence[Item], feeds: dict[str, Array]) -> dict[str,
 def test_random_graphs(first: int, at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every order, bit for bit what the graph gives node by node; rows of any length are row programs."""
     monkeypatch.setattr(rows, "MIN_COLUMNS", 2)
-    monkeypatch.setattr(regions, "FAR", 8)
-    monkeypatch.setattr(regions, "MIN_BYTES_AGAIN", 0)
+    monkeypatch.setattr(copies, "FAR", 8)
+    monkeypatch.setattr(copies, "MIN_BYTES_AGAIN", 0)
     program_of.cache_clear()
     formed_regions = 0
     for seed in range(first, first + 25):
@@ -348,8 +348,8 @@ def network(seed: int) -> Case:
 def test_random_networks(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what is made again, for gradients of weights among others, bit for bit the same."""
     monkeypatch.setattr(rows, "MIN_COLUMNS", 2)
-    monkeypatch.setattr(regions, "FAR", 8)
-    monkeypatch.setattr(regions, "MIN_BYTES_AGAIN", 0)
+    monkeypatch.setattr(copies, "FAR", 8)
+    monkeypatch.setattr(copies, "MIN_BYTES_AGAIN", 0)
     program_of.cache_clear()
     hosts = Counter[bool]()
     has_host = regions._Former._has_host

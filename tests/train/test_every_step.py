@@ -20,6 +20,8 @@ from sexpgpu.train.loop import Training
 from sexpgpu.train.metrics import read_annotations, read_metrics
 from sexpgpu.train.phases import assemble
 from sexpgpu.train.progress import Progress
+from sexpgpu.train.store import FolderStore
+from sexpgpu.train.writer import CheckpointWriter
 from tests.train.trial import write_experiment
 
 NUM_STEPS = 30
@@ -81,10 +83,11 @@ def train(folder: Path, run: Path, after_step: int, last_step: int = NUM_STEPS) 
     try:
         training = Training(
             experiment, assembly, session, RunFolder(run), Progress(Console(), last_step, after_step, quiet=True),
+            CheckpointWriter(FolderStore(run / "checkpoints"), 100, None),
             plan=plan, digest=digest, start_step=after_step, last_step=last_step, stop=lambda: False,
         )  # fmt: skip
         if after_step:
-            saved = load(run / "checkpoints" / f"step-{after_step:08d}")
+            saved = load(FolderStore(run / "checkpoints"), f"step-{after_step:08d}")
             same_experiment(saved.meta, digest, experiment.text, {})
             training.restore(saved.tensors, saved.meta)
         training.run()
@@ -103,7 +106,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_run_has_everything_that_could_be_forgotten(whole: Path) -> None:
-    saved = load(whole / "whole" / "checkpoints" / LAST)
+    saved = load(FolderStore(whole / "whole" / "checkpoints"), LAST)
     assert {"parameter", "optimizer", "state", "average"} == set(saved.meta["roles"].values())
     skipped = [a["step"] for a in read_annotations(whole / "whole" / "metrics.jsonl") if a["annotation"] == "skipped"]
     assert 2 <= len(skipped) <= NUM_STEPS // 2, skipped

@@ -13,6 +13,7 @@ from sexpgpu.lang.experiment import StopRule
 from sexpgpu.train.checkpoint import load
 from sexpgpu.train.metrics import read_annotations, read_metrics
 from sexpgpu.train.stopping import EarlyStop
+from sexpgpu.train.store import FolderStore
 from tests.lang.files import faults, load_text
 from tests.train.test_resume import invoke, newest
 from tests.train.trial import write_experiment
@@ -117,7 +118,9 @@ def test_a_resumed_run_stops_at_the_same_step(tmp_path: Path, cut: int) -> None:
     assert invoke(tmp_path, "run", "tiny.sx", "--out", "whole", "--quiet").exit_code == 0
     assert invoke(tmp_path, "run", "tiny.sx", "--out", "cut", "--quiet", "--steps", str(cut)).exit_code == 0
     assert invoke(tmp_path, "run", "tiny.sx", "--out", "cut", "--quiet", "--resume", "latest").exit_code == 0
-    whole, resumed = (load(tmp_path / name / "checkpoints" / "step-00000020") for name in ("whole", "cut"))
+    whole, resumed = (
+        load(FolderStore(tmp_path / name / "checkpoints"), "step-00000020") for name in ("whole", "cut")
+    )
     assert newest(tmp_path / "cut") == 20 and whole.meta == resumed.meta
     assert whole.meta["early_stop"] == {"series": "eval/look/far", "best": 0.0, "best_step": 12, "since": 2}
 
