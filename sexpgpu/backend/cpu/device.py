@@ -10,6 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth, free_bytes, num_cores, processor
+from sexpgpu.backend.cpu.native.blas import find_blas
+from sexpgpu.backend.cpu.native.compiler import Compiler
+from sexpgpu.backend.cpu.native.lowering import Native
 from sexpgpu.backend.cpu.session import CpuSession
 from sexpgpu.backend.cpu.workspace import estimator, loop_bytes, runtime_bytes
 from sexpgpu.backend.protocol import Budget
@@ -29,6 +32,7 @@ class CpuDevice:
     double: bool = False
     threads: int | None = None
     poison: bool = False
+    compiler: Compiler | None = None
 
     @property
     def name(self) -> str:
@@ -71,4 +75,7 @@ class CpuDevice:
         assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), (
             plan.profile
         )
-        return CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
+        native = None
+        if self.compiler is not None and not self.double:
+            native = Native(self.compiler, self._num_threads, find_blas())
+        return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, native)

@@ -22,6 +22,7 @@ import numpy as np
 
 from sexpgpu.backend.cpu.machine import UNPLANNED_BYTES, ResidentGrowth
 from sexpgpu.backend.cpu.memory import LOOPS, Memory, constant_bytes
+from sexpgpu.backend.cpu.native.lowering import Native
 from sexpgpu.backend.cpu.steps import prepare
 from sexpgpu.backend.cpu.workers import SingleThreadedBlas, Workers
 from sexpgpu.backend.protocol import Call, Fault, Outputs
@@ -72,6 +73,7 @@ class CpuSession:
         num_threads: int,
         growth: ResidentGrowth,
         poison: bool = False,
+        native: Native | None = None,
     ) -> None:
         self.plan = plan
         self._growth = growth
@@ -85,7 +87,10 @@ class CpuSession:
             raise DiagnosticError(_refused(plan, "opening the plan")) from error
         self._blas = SingleThreadedBlas()
         self._workers = Workers(num_threads)
+        self._native = native
         self._phases = {name: self._prepare(phase) for name, phase in plan.phases.items()}
+        if native is not None:
+            native.link()
 
     # Memory.
 
@@ -124,7 +129,9 @@ class CpuSession:
         deaths = [[arena[start : start + size] for start, size in step.dies] for step in plan.steps]
         return _Prepared(
             plan=plan,
-            calls=prepare(plan.steps, self._memory, self._ctx, self._workers, together=not self._poison),
+            calls=prepare(
+                plan.steps, self._memory, self._ctx, self._workers, self._native, together=not self._poison
+            ),
             feeds={
                 name: (type, view(Layout(FEED + name, 0, contiguous(type.shape)), type))
                 for name, type in plan.phase.feeds.items()
@@ -188,6 +195,8 @@ class CpuSession:
     def close(self) -> None:
         """Let go of all memory and end the threads."""
         self._workers.close()
+        if self._native is not None:
+            self._native.close()
         self._blas.release()
         self._phases.clear()
         self._memory.buffers.clear()

@@ -1,0 +1,222 @@
+"""Steps of a plan as calls: stretches of C actions, and Python calls for what has none.
+
+Flow: `steps` asks a `Native` for the calls of each phase when a plan is opened, and links them when all are there: then
+the texts of all kernels are known, and are compiled together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sexpgpu.backend.cpu.memory import Memory
+from sexpgpu.backend.cpu.native.blas import Blas, products_of
+from sexpgpu.backend.cpu.native.compiler import Compiler, unit_count
+from sexpgpu.backend.cpu.native.driver import ACTION, Driver, Pool, driver
+from sexpgpu.backend.cpu.native.groups import Group, longest_group
+from sexpgpu.backend.cpu.native.operations import Operation, Place, operations_of
+from sexpgpu.backend.cpu.native.prelude import PRELUDE
+from sexpgpu.backend.cpu.native.printer import Kernel, Partial, is_spelt, print_fold, print_group
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Context, Work
+from sexpgpu.plan.phase import Step
+
+PIECE_ELEMENTS = 1 << 14
+"""Elements that a piece of work walks over, about: enough to be worth a turn, few enough to share."""
+COLUMN_PIECES = 16
+"""Pieces that leave partial results of columns, at most."""
+PIECE_OPERATIONS = 2_000_000
+"""Floating-point operations of a piece of products, about."""
+
+PreparedCall = Callable[[], Any]
+
+
+class Stretch:
+    """Actions that run without Python in between, prepared; `link` makes them callable."""
+
+    def __init__(self, native: Native) -> None:
+        self.nodes: list[Node] = []
+        self._native = native
+        self._actions: list[tuple[str, np.ndarray, int, int]] = []
+        self._table = np.zeros(0, ACTION)
+        self._address = 0
+        self._run: Callable[[int, int], None] | None = None
+
+    def add(self, name: str, operands: np.ndarray, count: int, step: int) -> None:
+        """The function `name` over `count` things, in pieces of `step`."""
+        self._actions.append((name, operands, count, step))
+
+    def link(self, addresses: dict[str, int], pool: Pool) -> None:
+        """Fill in where functions lie."""
+        rows = [(addresses[name], operands.ctypes.data, count, step) for name, operands, count, step in self._actions]
+        self._table = np.array(rows, ACTION)
+        self._address, self._run = self._table.ctypes.data, pool.run
+
+    def __call__(self) -> None:
+        assert self._run is not None
+        self._run(self._address, len(self._table))
+
+    def __len__(self) -> int:
+        return len(self._actions)
+
+
+@dataclass(slots=True)
+class Native:
+    """What compiles and runs the C of one opened plan.
+
+    kernels: texts by name. stretches: what is to be linked. partial_bytes, scratch_bytes: memory that kernels share.
+    """
+
+    compiler: Compiler
+    num_threads: int
+    blas: Blas | None
+    kernels: dict[str, str] = field(default_factory=dict)
+    stretches: list[Stretch] = field(default_factory=list)
+    scratch_bytes: int = 0
+    partials: list[tuple[np.ndarray, int]] = field(default_factory=list)
+    partial_bytes: int = 0
+    num_launches: int = 0
+    held: list[np.ndarray] = field(default_factory=list)
+    _shared: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    _pool: Pool | None = None
+
+    def calls(
+        self, steps: Sequence[Step], memory: Memory, interpret: Callable[[Step], PreparedCall], *, together: bool
+    ) -> list[PreparedCall]:
+        """Calls that execute `steps` in order. together: several steps may become one call; otherwise each is one."""
+        made: list[PreparedCall] = []
+        open_stretch: Stretch | None = None
+        position = 0
+        while position < len(steps):
+            if not together:
+                open_stretch = None
+            stretch = open_stretch or Stretch(self)
+            taken = self._take(steps, position, memory, stretch, together)
+            if not taken:
+                made.append(interpret(steps[position]))
+                open_stretch = None
+                position += 1
+                continue
+            stretch.nodes += [step.node for step in steps[position : position + taken]]
+            if open_stretch is None:
+                made.append(stretch)
+                self.stretches.append(stretch)
+                open_stretch = stretch
+            position += taken
+        return made
+
+    def link(self) -> None:
+        """Compile what is missing, start the threads, and make all stretches callable. Raises CompileError."""
+        found = driver(self.compiler)
+        names = self.compiler.functions(PRELUDE, self.kernels, unit_count(list(self.kernels), self.num_threads))
+        addresses = {**found.addresses, **names}
+        self._shared = np.empty(self.partial_bytes, np.uint8)
+        for operands, index in self.partials:
+            operands[index] += self._shared.ctypes.data
+        self._pool = self._open(found)
+        for stretch in self.stretches:
+            stretch.link(addresses, self._pool)
+
+    def _open(self, found: Driver) -> Pool:
+        return found.pool(self.num_threads, self.scratch_bytes)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    # What becomes of steps.
+
+    def _take(
+        self, steps: Sequence[Step], position: int, memory: Memory, stretch: Stretch, together: bool
+    ) -> int:
+        """Add actions for the steps from `position` on that can be one stretch; how many these are."""
+        step = steps[position]
+        if OPS[step.node.op].work is Work.CONTRACT and self._product(step, memory, stretch):
+            return 1
+        operations: list[Operation] = []
+        ends: list[int] = []
+        for taken, each in enumerate(steps[position:] if together else [step], 1):
+            found = operations_of(each)
+            if not found or not all(is_spelt(o) for o in found):
+                break
+            operations += found
+            ends.append(len(operations))
+            if taken == 512:
+                break
+        start = 0
+        while start < len(operations):
+            group = longest_group(operations, start)
+            if group is None:
+                break
+            self._group(group, memory, stretch)
+            start += len(group.operations)
+        assert start == len(operations) or start in (0, *ends), step.node
+        return sum([1 for end in ends if end <= start])
+
+    def _product(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
+        node = step.node
+        if self.blas is None or any(t.dtype != "f32" for t in (*node.types, *[v.type for v in node.inputs])):
+            return False
+        inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
+        outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
+        prepare = OPS[node.op].prepare
+        assert prepare is not None, node.op
+        stages = prepare(Context(dict(memory.dtypes)), node, inputs, outputs)
+        if len(stages) != 1:
+            return False
+        table = products_of(stages[0])
+        if table is None:
+            return False
+        operands = np.array([self.blas.address, self.blas.wide, table.ctypes.data], np.uint64)
+        work = 2 * int(table["rows"][0]) * int(table["columns"][0]) * int(table["depth"][0])
+        stretch.add("products", operands, len(table), max(1, PIECE_OPERATIONS // max(1, work)))
+        self.held.append(table)
+        self.num_launches += 1
+        return True
+
+    def _group(self, group: Group, memory: Memory, stretch: Stretch) -> None:
+        """The kernel of a group, and folds of what its pieces leave."""
+        kernel = print_group(group)
+        self._need(kernel)
+        num_rows, row = group.num_rows, group.row_elements
+        step = max(1, PIECE_ELEMENTS // row)
+        if any(isinstance(o, Partial) for o in kernel.operands):
+            step = max(step, -(-num_rows // COLUMN_PIECES))
+        if group.is_flat:
+            step = -(-step // 64) * 64
+        pieces = -(-num_rows // step)
+        operands = np.zeros(len(kernel.operands), np.uint64)
+        folds: list[tuple[Partial, int]] = []
+        used = 0
+        for i, operand in enumerate(kernel.operands):
+            if isinstance(operand, Partial):
+                folds.append((operand, used))
+                operands[i] = used
+                self.partials.append((operands, i))
+                used += -(-pieces * operand.width * 4 // 64) * 64
+            else:
+                operands[i] = _address(operand, memory)
+        self.partial_bytes = max(self.partial_bytes, used)
+        stretch.add(kernel.name, operands, num_rows, step)
+        self.num_launches += 1 + len(folds)
+        for partial_result, offset in folds:
+            operation = group.operations[partial_result.value]
+            fold_kernel = print_fold(partial_result.fold, operation.output.dtype)
+            self._need(fold_kernel)
+            target = memory.buffers[operation.output.layout.buffer].ctypes.data + operation.output.layout.offset_bytes
+            given = np.array([target, offset, pieces, partial_result.width], np.uint64)
+            self.partials.append((given, 1))
+            stretch.add(fold_kernel.name, given, partial_result.width, PIECE_ELEMENTS)
+
+    def _need(self, kernel: Kernel) -> None:
+        self.kernels[kernel.name] = kernel.text
+        self.scratch_bytes = max(self.scratch_bytes, kernel.scratch_bytes)
+
+
+def _address(place: Place, memory: Memory) -> int:
+    return int(memory.buffers[place.buffer].ctypes.data) + place.offset_bytes
