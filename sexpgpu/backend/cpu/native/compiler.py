@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 OPTIONS = (
-    "-O2", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-semantic-interposition",
+    "-O1", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-semantic-interposition",
     "-std=gnu11", "-shared", "-fPIC", "-w", "-pthread", "-x", "c",
 )  # fmt: skip
 """No contraction of products and sums, no fast math: the same bits on every machine."""

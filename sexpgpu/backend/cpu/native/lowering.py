@@ -68,6 +68,7 @@ class Native:
     """What compiles and runs the C of one opened plan.
 
     kernels: texts by name. stretches: what is to be linked. partial_bytes, scratch_bytes: memory that kernels share.
+    memories, tables: what actions point into.
     """
 
     compiler: Compiler
@@ -79,7 +80,8 @@ class Native:
     partials: list[tuple[np.ndarray, int]] = field(default_factory=list)
     partial_bytes: int = 0
     num_launches: int = 0
-    held: list[np.ndarray] = field(default_factory=list)
+    memories: list[Memory] = field(default_factory=list)
+    tables: list[np.ndarray] = field(default_factory=list)
     _shared: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
     _pool: Pool | None = None
 
@@ -87,6 +89,7 @@ class Native:
         self, steps: Sequence[Step], memory: Memory, interpret: Callable[[Step], PreparedCall], *, together: bool
     ) -> list[PreparedCall]:
         """Calls that execute `steps` in order. together: several steps may become one call; otherwise each is one."""
+        self.memories.append(memory)
         made: list[PreparedCall] = []
         open_stretch: Stretch | None = None
         position = 0
@@ -175,7 +178,7 @@ class Native:
         operands = np.array([self.blas.address, self.blas.wide, table.ctypes.data], np.uint64)
         work = 2 * int(table["rows"][0]) * int(table["columns"][0]) * int(table["depth"][0])
         stretch.add("products", operands, len(table), max(1, PIECE_OPERATIONS // max(1, work)))
-        self.held.append(table)
+        self.tables.append(table)
         self.num_launches += 1
         return True
 

@@ -149,7 +149,7 @@ F vf tanh_f(vf x) {
     p = p * z + -0.0537140965f;
     p = p * z + 0.133311525f;
     p = p * z + -0.333332717f;
-    return PICK(a < 0.625f, (p * z) * x + x, signed_as((1.0f - e) / (1.0f + e), x));
+    return signed_as(PICK(a < 0.625f, (p * z) * x + x, (1.0f - e) / (1.0f + e)), x);
 }
 F vf sigmoid_f(vf x) { return 0.5f * (1.0f + tanh_f(0.5f * x)); }
 F vf erf_f(vf x) {
