@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from sexpgpu.backend.cpu.device import CpuDevice
-from sexpgpu.backend.cpu.native.compiler import Compiler, CompileError, find_compiler
+from sexpgpu.backend.cpu.native.compiler import CompileError, Compiler, find_compiler
 from sexpgpu.backend.cpu.native.prelude import PRELUDE
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.ir.program import Program
@@ -44,8 +45,6 @@ def compile_together(programs: Iterable[Program], devices: Sequence[Callable[[Co
         for make in devices:
             device = make(gathering)
             plan = device.plan(program, Budget())
-            try:
+            with suppress(Gathered):
                 device.open(plan).close()
-            except Gathered:
-                pass
     compiler().functions(PRELUDE, gathering.texts, 2)

@@ -123,8 +123,7 @@ def random_program(
     rng = random.Random(seed)
     shapes = [tuple([LONGER.get(n, n) if large else n for n in shape]) for shape in SHAPES]
     slots = tuple(
-        Slot(f"s{i}", TensorType("f32", rng.choice(shapes)), rng.choice(["parameter", "gradient"]))
-        for i in range(5)
+        Slot(f"s{i}", TensorType("f32", rng.choice(shapes)), rng.choice(["parameter", "gradient"])) for i in range(5)
     )
     phases, feeds = [], {}
     for number in range(num_phases):
@@ -150,9 +149,7 @@ def random_program(
             ok = rng.random() < 0.5
             x = grower.pick()
             always = grower.b.op("eq", x, x) if ok else grower.b.op("ne", x, x)
-            outputs.append(
-                (f"{RESULT}ok", grower.b.op("all", always, axes=tuple(range(x.rank))) if x.rank else always)
-            )
+            outputs.append((f"{RESULT}ok", grower.b.op("all", always, axes=tuple(range(x.rank))) if x.rank else always))
         graph = grower.b.graph(f"phase{number}", outputs)
         phases.append(Phase(f"phase{number}", graph, guard))
         feeds[f"phase{number}"] = {name: random_values(rng, type) for name, type in phases[-1].feeds.items()}

@@ -75,6 +75,10 @@ def a_process_that_goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folder, "_locked", lambda *_: not Path("runs/file/checkpoints").exists())
 
 
+def a_user(patch: pytest.MonkeyPatch) -> None:
+    patch.delenv("SEXPGPU_CPU")
+
+
 STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-DEV-001": a_machine_without_a_card,
     "E-DEV-002": a_machine_without_a_card,
@@ -84,6 +88,7 @@ STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-MEM-001": a_machine_of_two_cores,
     "E-MEM-003": a_card_that_is_full,
     "E-MEM-004": a_machine_without_memory,
+    "W-DEV-001": a_user,
 }
 """Examples that need another machine than this one: what stands in for it, until the program is mended."""
 

@@ -1,4 +1,4 @@
-"""The cpu device: a memory profile for the planner, and sessions of the NumPy interpreter.
+"""The cpu device: a memory profile for the planner, and sessions of C kernels and of the NumPy interpreter.
 
 Flow: `backend.registry` makes it from settings; the training loop sees only the protocol.
 """
@@ -11,11 +11,12 @@ import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth, free_bytes, num_cores, processor
 from sexpgpu.backend.cpu.native.blas import find_blas
-from sexpgpu.backend.cpu.native.compiler import Compiler
+from sexpgpu.backend.cpu.native.compiler import CompileError, Compiler
 from sexpgpu.backend.cpu.native.lowering import Native
 from sexpgpu.backend.cpu.session import CpuSession
 from sexpgpu.backend.cpu.workspace import estimator, loop_bytes, runtime_bytes
 from sexpgpu.backend.protocol import Budget
+from sexpgpu.diagnostics import Diagnostic
 from sexpgpu.ir.program import Program
 from sexpgpu.ir.types import NUMPY_DTYPES, ORACLE_DTYPES
 from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_memory
@@ -26,7 +27,8 @@ class CpuDevice:
     """This machine's processor.
 
     double: the f64 mode: every float is held and computed in double precision. threads: that share work, None: one a
-    core; results do not depend on their number. poison: see `CpuSession`.
+    core; results do not depend on their number. poison: see `CpuSession`. compiler: makes C kernels of what can be one;
+    None: the interpreter runs everything, as it does in the f64 mode.
     """
 
     double: bool = False
@@ -52,12 +54,16 @@ class CpuDevice:
         return self.threads or num_cores()
 
     def describe(self) -> str:
-        """The processor, its cores, the memory that is free, and that NumPy interprets."""
+        """The processor, its cores, the memory that is free, and what runs programs."""
         mode = ", all floats in double precision" if self.double else ""
-        return (
-            f"{processor()}, {num_cores()} cores, {free_bytes() / GIB:.1f} GiB free, "
-            f"interpreter on NumPy {np.__version__}{mode}"
-        )
+        means = f"interpreter on NumPy {np.__version__}{mode}"
+        if self._compiler is not None:
+            means = f"C kernels by {self._compiler.path}, NumPy {np.__version__}"
+        return f"{processor()}, {num_cores()} cores, {free_bytes() / GIB:.1f} GiB free, {means}"
+
+    @property
+    def _compiler(self) -> Compiler | None:
+        return None if self.double else self.compiler
 
     def free_bytes(self) -> int:
         """Memory of the machine that is free now."""
@@ -69,13 +75,33 @@ class CpuDevice:
         return admit(plan, free_bytes() if budget.bytes is None else budget.bytes)
 
     def open(self, plan: ProgramPlan) -> CpuSession:
-        """Allocate and prepare. Raises DiagnosticError E-MEM-004 if the machine refuses."""
+        """Allocate, compile and prepare. Raises DiagnosticError E-MEM-004 if the machine refuses.
+
+        A compiler that fails costs speed alone: the interpreter runs the plan, and the session warns of it.
+        """
         growth = ResidentGrowth()
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
-        assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), (
-            plan.profile
-        )
-        native = None
-        if self.compiler is not None and not self.double:
-            native = Native(self.compiler, self._num_threads, find_blas())
-        return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, native)
+        assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), plan.profile
+        if self._compiler is None:
+            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
+        native = Native(self._compiler, self._num_threads, find_blas())
+        try:
+            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, native)
+        except CompileError as error:
+            session = CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
+            session.warnings = (_without_kernels(error),)
+            return session
+
+    def lowering(self, plan: ProgramPlan) -> list[str]:
+        """Rows of the lowering report: for each phase its steps, C calls, and what is interpreted."""
+        session = self.open(plan)
+        try:
+            return [*[f"  {'':<24}{warning.message}" for warning in session.warnings], *session.report()]
+        finally:
+            session.close()
+
+
+def _without_kernels(error: CompileError) -> Diagnostic:
+    message = f"the C compiler made no kernels: {error}; the interpreter runs the program, several times slower"
+    help = "name another compiler with SEXPGPU_CC, or say SEXPGPU_CPU=interpreter"
+    return Diagnostic("W-DEV-001", message, help=(help,))

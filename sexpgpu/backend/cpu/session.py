@@ -22,7 +22,7 @@ import numpy as np
 
 from sexpgpu.backend.cpu.machine import UNPLANNED_BYTES, ResidentGrowth
 from sexpgpu.backend.cpu.memory import LOOPS, Memory, constant_bytes
-from sexpgpu.backend.cpu.native.lowering import Native
+from sexpgpu.backend.cpu.native.lowering import Native, Stretch
 from sexpgpu.backend.cpu.steps import prepare
 from sexpgpu.backend.cpu.workers import SingleThreadedBlas, Workers
 from sexpgpu.backend.protocol import Call, Fault, Outputs
@@ -63,7 +63,9 @@ class CpuSession:
     growth: measures the process, from before anything was allocated. poison: a slow mode for tests, which
     fills the arena with NaN before a call and every range again when it dies, and watches the bytes around
     the arena.
-    Raises: E-MEM-004 where the machine refuses memory.
+    native: makes C kernels of the steps that can be some; None: all are interpreted. warnings: what whoever opened the
+    plan should tell.
+    Raises: E-MEM-004 where the machine refuses memory; CompileError where kernels cannot be compiled.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class CpuSession:
         native: Native | None = None,
     ) -> None:
         self.plan = plan
+        self.warnings: tuple[Diagnostic, ...] = ()
         self._growth = growth
         self._poison = poison
         self._faults: dict[tuple[int, str], tuple[Node, str]] = {}
@@ -90,7 +93,11 @@ class CpuSession:
         self._native = native
         self._phases = {name: self._prepare(phase) for name, phase in plan.phases.items()}
         if native is not None:
-            native.link()
+            try:
+                native.link()
+            except BaseException:
+                self.close()
+                raise
 
     # Memory.
 
@@ -129,9 +136,7 @@ class CpuSession:
         deaths = [[arena[start : start + size] for start, size in step.dies] for step in plan.steps]
         return _Prepared(
             plan=plan,
-            calls=prepare(
-                plan.steps, self._memory, self._ctx, self._workers, self._native, together=not self._poison
-            ),
+            calls=prepare(plan.steps, self._memory, self._ctx, self._workers, self._native, together=not self._poison),
             feeds={
                 name: (type, view(Layout(FEED + name, 0, contiguous(type.shape)), type))
                 for name, type in plan.phase.feeds.items()
@@ -192,6 +197,20 @@ class CpuSession:
         """What the interpreter takes for itself while a run goes on: see `UNPLANNED_BYTES`."""
         return UNPLANNED_BYTES
 
+    def report(self) -> list[str]:
+        """For each phase: steps, calls of C, and operations that are interpreted."""
+        rows = []
+        for name, phase in self._phases.items():
+            row = f"  {name:<24}{len(phase.plan.steps)} steps"
+            if self._native is not None:
+                stretches = [call for call in phase.calls if isinstance(call, Stretch)]
+                native = {id(node) for call in stretches for node in call.nodes}
+                others = sorted({step.node.op for step in phase.plan.steps if id(step.node) not in native})
+                row += f", {sum([len(each) for each in stretches])} calls of C in {len(stretches)} stretches"
+                row += f", interpreted: {', '.join(others)}" if others else ""
+            rows.append(row)
+        return rows
+
     def close(self) -> None:
         """Let go of all memory and end the threads."""
         self._workers.close()
@@ -209,9 +228,7 @@ class CpuSession:
 
     def _run(self, phase: _Prepared, feeds: Mapping[str, Array]) -> Outputs:
         if feeds.keys() != phase.feeds.keys():
-            raise ValueError(
-                f"phase `{phase.plan.phase.name}` takes {sorted(phase.feeds)}, not {sorted(feeds)}"
-            )
+            raise ValueError(f"phase `{phase.plan.phase.name}` takes {sorted(phase.feeds)}, not {sorted(feeds)}")
         self._workers.settle()
         for name, (type, staging) in phase.feeds.items():
             _put(staging, feeds[name], type, f"feed `{name}`")
@@ -302,7 +319,6 @@ def _refused(plan: ProgramPlan, where: str) -> Diagnostic:
     parts = ", ".join(f"{name} {shown_size(num_bytes)}" for name, num_bytes in plan.parts().items())
     return Diagnostic(
         "E-MEM-004",
-        f"the machine refused memory while {where}; the run holds {shown_size(plan.peak_bytes)} "
-        f"at its peak: {parts}",
+        f"the machine refused memory while {where}; the run holds {shown_size(plan.peak_bytes)} at its peak: {parts}",
         help=("use a smaller batch or `--variant smoke`, or end what else uses this machine's memory",),
     )

@@ -107,9 +107,7 @@ def _interpreted(memory: Memory, ctx: Context, workers: Workers, native: Native,
     return call
 
 
-def _call(
-    step: Step, memory: Memory, ctx: Context, workers: Workers, native: Native | None = None
-) -> PreparedCall:
+def _call(step: Step, memory: Memory, ctx: Context, workers: Workers, native: Native | None = None) -> PreparedCall:
     node = step.node
     inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
     outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]

@@ -67,12 +67,11 @@ def _product(x: Array, y: Array, out: Array) -> tuple[int, ...] | None:
     if _step(out, 1) is None:
         x, y, out = y.T, x.T, out.T
     step = _step(out, 1)
-    sides = (_side(x), _side(y))
-    if step is None or sides[0] is None or sides[1] is None or max(*x.shape, *y.shape) > LARGEST:
+    left, right = _side(x), _side(y)
+    if step is None or left is None or right is None or max(*x.shape, *y.shape) > LARGEST:
         return None
-    (turn_x, step_x), (turn_y, step_y) = sides
     sizes = (out.shape[0], out.shape[1], x.shape[1])
-    return (*sizes, turn_x, turn_y, step_x, step_y, step, x.ctypes.data, y.ctypes.data, out.ctypes.data)
+    return (*sizes, left[0], right[0], left[1], right[1], step, x.ctypes.data, y.ctypes.data, out.ctypes.data)
 
 
 def _side(matrix: Array) -> tuple[int, int] | None:

@@ -101,8 +101,10 @@ class Compiler:
             raise CompileError(f"{self.path} failed with status {done.returncode}: {said[0] if said else 'no message'}")
 
 
-def find_compiler(cache: Path | None) -> Compiler | None:
-    """The compiler called `cc`, `gcc` or `clang`, if there is one."""
+def find_compiler(cache: Path | None, name: str | None = None) -> Compiler | None:
+    """The compiler called `name`, there or not; else `cc`, `gcc` or `clang`, if there is one."""
+    if name is not None:
+        return Compiler(shutil.which(name) or name, cache)
     for name in ("cc", "gcc", "clang"):
         found = shutil.which(name)
         if found is not None:

@@ -10,8 +10,8 @@ Flow: `lowering` fills the actions of a phase in when a plan is opened; the sess
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +40,10 @@ typedef struct {
 } pool;
 typedef struct { pool* of; int lane; } start;
 static i64 pieces(const action* a) { return (a->count + a->step - 1) / a->step; }
+static void execute(const action* a, i64 piece, char* scratch) {
+    const i64 begin = piece * a->step, end = begin + a->step;
+    a->call(a->operands, begin, end < a->count ? end : a->count, piece, scratch);
+}
 static void rest(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
@@ -53,8 +57,7 @@ static int take(pool* p, int lane) {
     const action* a = atomic_load(&p->now);
     if (!a || (t & 0xffffffffu) >= (u64)pieces(a)) return 0;
     if (!atomic_compare_exchange_strong(&p->ticket, &t, t + 1)) return 1;
-    const i64 piece = t & 0xffffffffu, begin = piece * a->step;
-    a->call(a->operands, begin, begin + a->step < a->count ? begin + a->step : a->count, piece, p->scratch[lane]);
+    execute(a, t & 0xffffffffu, p->scratch[lane]);
     atomic_fetch_add(&p->done, 1);
     return 1;
 }
@@ -111,10 +114,7 @@ void pool_run(pool* p, const action* actions, i64 count) {
         const action* a = actions + i;
         const i64 n = pieces(a);
         if (n < 2 || !p->others) {
-            for (i64 piece = 0; piece < n; ++piece) {
-                const i64 begin = piece * a->step;
-                a->call(a->operands, begin, begin + a->step < a->count ? begin + a->step : a->count, piece, p->scratch[0]);
-            }
+            for (i64 piece = 0; piece < n; ++piece) execute(a, piece, p->scratch[0]);
             continue;
         }
         /* Nobody takes anything while the ticket is closed, so that no old ticket meets a new action. */
@@ -186,7 +186,7 @@ class Pool:
     """Threads of the driver; the thread that calls `run` is one of them."""
 
     def __init__(self, addresses: dict[str, int], num_threads: int, scratch_bytes: int) -> None:
-        def function(name: str, result: type | None, *arguments: type) -> ctypes._FuncPointer:  # type: ignore[name-defined]
+        def function(name: str, result: Any, *arguments: Any) -> Any:
             return ctypes.CFUNCTYPE(result, *arguments)(addresses[name])
 
         self._run = function("pool_run", None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_longlong)
@@ -208,8 +208,3 @@ class Pool:
         if self._pool is not None:
             self._close(self._pool)
             self._pool = None
-
-
-def addresses_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Where arrays begin."""
-    return np.array([array.ctypes.data for array in arrays], np.uint64)

@@ -134,9 +134,7 @@ class Native:
 
     # What becomes of steps.
 
-    def _take(
-        self, steps: Sequence[Step], position: int, memory: Memory, stretch: Stretch, together: bool
-    ) -> int:
+    def _take(self, steps: Sequence[Step], position: int, memory: Memory, stretch: Stretch, together: bool) -> int:
         """Add actions for the steps from `position` on that can be one stretch; how many these are."""
         step = steps[position]
         if OPS[step.node.op].work is Work.CONTRACT and self._product(step, memory, stretch):

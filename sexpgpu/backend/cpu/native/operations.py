@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
-from typing import Literal
+from typing import Final, Literal
 
 from sexpgpu.backend.kernels.nest import collapse
 from sexpgpu.ir.graph import Node
@@ -21,8 +21,10 @@ from sexpgpu.plan.phase import Step
 DTYPES = frozenset({"f32", "bf16", "i32", "bool"})
 """What kernels hold in registers; steps with other dtypes are interpreted."""
 
-ROW, COLUMN, MAP = "row", "column", "map"
 Kind = Literal["row", "column", "map"]
+ROW: Final = "row"
+COLUMN: Final = "column"
+MAP: Final = "map"
 Shape = tuple[int, ...]
 
 

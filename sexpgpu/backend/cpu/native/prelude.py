@@ -1,11 +1,11 @@
 """The C text before every kernel: vector types, loads and stores, and functions without branches.
 
 Written for GCC and Clang: their vector extensions, no header, no fast math, and no contraction of products and sums,
-so that the width of a machine's vectors changes no bit. `V` is that width in f32 elements; a bool is a lane of 0 or −1.
+so that the width of a machine's vectors changes no bit. `V` is that width in elements; a bool is a lane of 0 or −1.
 
-Bounds, over all finite arguments and against double precision (a test holds them): `exp`, `log`, `tanh`, `erf`, `sigmoid`
-2.5 units in the last place of an f32 result (`sigmoid` where it is above 1e-6: it is ½(1 + tanh(x / 2)), as the interpreter
-has it). Subnormal results of `exp` are rounded twice. The polynomials are minimax fits in relative error.
+Bounds, for all arguments and against double precision (a test holds them): `exp`, `log`, `tanh` and `erf` within 2.5
+units in the last place, `sigmoid` within 2^-23: it is ½(1 + tanh(x / 2)), as the interpreter has it. Square roots and
+roundings are exact. The polynomials are our own minimax fits of the relative error.
 """
 
 FUNCTIONS = ("sin", "cos", "atan", "expm1", "log1p")
@@ -45,7 +45,11 @@ F vi below(int n) { return lanes() < n; }
 #define MEMORY(name, type, vector) \
 F vector raw_##name(const type* p) { return *(const vector##_at*)p; } \
 F vector some_##name(const type* p, int n) { vector v = {}; for (int e = 0; e < n; ++e) v[e] = p[e]; return v; } \
-F vector apart_##name(const type* p, i64 s, int n) { vector v = {}; for (int e = 0; e < n; ++e) v[e] = p[e * s]; return v; } \
+F vector apart_##name(const type* p, i64 s, int n) { \
+    vector v = {}; \
+    for (int e = 0; e < n; ++e) v[e] = p[e * s]; \
+    return v; \
+} \
 F void put_##name(type* p, vector v) { *(vector##_at*)p = v; } \
 F void put_some_##name(type* p, vector v, int n) { for (int e = 0; e < n; ++e) p[e] = v[e]; } \
 F void put_apart_##name(type* p, i64 s, vector v, int n) { for (int e = 0; e < n; ++e) p[e * s] = v[e]; }
@@ -181,7 +185,8 @@ F vf pow_f(vf a, vf b) { for (int e = 0; e < V; ++e) a[e] = powf(a[e], b[e]); re
 F held fold_##name(const held* acc) { \
     held s[SUMS / V]; \
     for (int i = 0; i < SUMS / V; ++i) s[i] = acc[i]; \
-    for (int n = SUMS / V / 2; n; n /= 2) for (int i = 0; i < n; ++i) { const held a = s[i], b = s[i + n]; s[i] = combine; } \
+    for (int n = SUMS / V / 2; n; n /= 2) \
+        for (int i = 0; i < n; ++i) { const held a = s[i], b = s[i + n]; s[i] = combine; } \
     for (int n = V / 2; n; n /= 2) { \
         held b = {}; \
         const held a = s[0]; \

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from sexpgpu.backend.cpu.native.functions import HELD, STORED, Fold, expression, fold
 from sexpgpu.backend.cpu.native.groups import Group, overlaps
@@ -229,10 +230,8 @@ class _Printer:
                 elements = group.row_size(operation)
                 boundaries = frozenset(b for p in (*reads, *writes) for b in _boundaries(p))
                 joined = now.boundaries | boundaries
-                if now.walked and (late or clash or elements != now.elements or not _is_chain(joined, elements)):
-                    self.passes.append(now := _Pass())
-                    joined = boundaries
-                elif late or (clash and now.after):
+                differs = now.walked and (elements != now.elements or not _is_chain(joined, elements))
+                if differs or late or (clash and (now.walked or now.after)):
                     self.passes.append(now := _Pass())
                     joined = boundaries
                 assert _is_chain(joined, elements), (operation.node, joined)
@@ -320,7 +319,7 @@ class _Printer:
             for place in (*reads, *writes):
                 self._prepare(place, i)
         bounds = sorted(each.boundaries | {1, each.elements}, reverse=True)
-        sizes = [outer // inner for outer, inner in zip(bounds, bounds[1:], strict=False)]
+        sizes = [outer // inner for outer, inner in pairwise(bounds)]
         inner = sizes[-1] if sizes else 1
         suffixes = bounds[1:]
         loops = [f"for (i64 j{axis} = 0; j{axis} < {size}; ++j{axis}) {{" for axis, size in enumerate(sizes[:-1])]
@@ -347,7 +346,8 @@ class _Printer:
             self.lines.append(f"{STORED[place.dtype]}* const {name} = {self._row_address(place)};")
 
     def _pass_body(self, each: _Pass, suffixes: Sequence[int], whole: bool) -> list[str]:
-        group, lines = self.group, []
+        group = self.group
+        lines: list[str] = []
         names_here: dict[int | Place, str] = {}
         for i in each.walked:
             operation = group.operations[i]
@@ -372,9 +372,7 @@ class _Printer:
                 lines.append(_store(_held_dtype(value.dtype), at, "c", (1,), f"v{i}", whole))
         return lines
 
-    def _taken(
-        self, read: int | Place, each: _Pass, suffixes: Sequence[int], whole: bool, lines: list[str]
-    ) -> str:
+    def _taken(self, read: int | Place, each: _Pass, suffixes: Sequence[int], whole: bool, lines: list[str]) -> str:
         """The name of what an operation reads; the statement that loads it is added where one is needed."""
         if isinstance(read, Place):
             return self._loaded(read, suffixes, whole, lines)
@@ -415,11 +413,10 @@ def print_fold(f: Fold, dtype: str) -> Kernel:
     held = _held_dtype(dtype)
     bodies = []
     for whole in (True, False):
-        bodies.append(
-            f"{f.held} t = {_load(held, 'parts', 'c', 1, whole)};\n"
-            f"for (i64 k = 1; k < pieces; ++k) {{ const {f.held} u = {_load(held, 'parts', '(k * width + c)', 1, whole)}; "
-            f"t = {f.combine.format('t', 'u')}; }}\n{_store(dtype, 'out', 'c', (1,), 't', whole)}"
-        )
+        first, other = (_load(held, "parts", at, 1, whole) for at in ("c", "(k * width + c)"))
+        combined, stored = f.combine.format("t", "u"), _store(dtype, "out", "c", (1,), "t", whole)
+        loop = f"for (i64 k = 1; k < pieces; ++k) {{ const {f.held} u = {other}; t = {combined}; }}"
+        bodies.append(f"{f.held} t = {first};\n{loop}\n{stored}")
     body = f"""{STORED[dtype]}* const out = ({STORED[dtype]}*)a[0];
 {STORED[held]}* const parts = ({STORED[held]}*)a[1];
 const i64 pieces = (i64)a[2], width = (i64)a[3];
@@ -497,7 +494,7 @@ def _boundaries(place: Place) -> list[int]:
 
 def _is_chain(boundaries: frozenset[int], elements: int) -> bool:
     ordered = [*sorted(boundaries), elements]
-    return all(outer % inner == 0 for inner, outer in zip(ordered, ordered[1:], strict=False))
+    return all(outer % inner == 0 for inner, outer in pairwise(ordered))
 
 
 def _split_strides(place: Place, suffixes: Sequence[int]) -> list[int]:
