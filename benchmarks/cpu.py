@@ -88,7 +88,11 @@ def our_step(case: str, threads: int, interpret: bool) -> Callable[[], None]:
     schedule = HostSchedule(program.schedule)
     given: dict[str, Any] = {}
     for name, type in phases[f"update.{update.name}.first"].feeds.items():
-        drawn = rng.integers(0, 10 if case == "conv" else 65, type.shape) if type.is_integer else rng.normal(size=type.shape)
+        drawn = (
+            rng.integers(0, 10 if case == "conv" else 65, type.shape)
+            if type.is_integer
+            else rng.normal(size=type.shape)
+        )
         given[name] = drawn.astype("i4" if type.is_integer else "f4")
     number = 0
 

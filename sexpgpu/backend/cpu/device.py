@@ -5,11 +5,12 @@ Flow: `backend.registry` makes it from settings; the training loop sees only the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth, free_bytes, num_cores, processor
+from sexpgpu.backend.cpu.native.attention import is_attention
 from sexpgpu.backend.cpu.native.blas import find_blas
 from sexpgpu.backend.cpu.native.compiler import CompileError, Compiler
 from sexpgpu.backend.cpu.native.lowering import Native
@@ -17,6 +18,8 @@ from sexpgpu.backend.cpu.session import CpuSession
 from sexpgpu.backend.cpu.workspace import estimator, loop_bytes, runtime_bytes
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.diagnostics import Diagnostic
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.program import Program
 from sexpgpu.ir.types import NUMPY_DTYPES, ORACLE_DTYPES
 from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_memory
@@ -47,7 +50,10 @@ class CpuDevice:
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
         item_bytes = {name: dtype.itemsize for name, dtype in dtypes.items()}
         workspace = estimator(item_bytes, self._num_threads)
-        return MemoryProfile("cpu", item_bytes, workspace, runtime_bytes, loop_bytes=loop_bytes(item_bytes))
+        by_body = _is_composite if self._compiler is None else _has_no_kernel
+        return MemoryProfile(
+            "cpu", item_bytes, workspace, runtime_bytes, by_body=by_body, loop_bytes=loop_bytes(item_bytes)
+        )
 
     @property
     def _num_threads(self) -> int:
@@ -88,6 +94,8 @@ class CpuDevice:
         try:
             return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, native)
         except CompileError as error:
+            interpreter = replace(self, compiler=None)
+            plan = plan_memory(plan.program, interpreter.profile)
             session = CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
             session.warnings = (_without_kernels(error),)
             return session
@@ -99,6 +107,15 @@ class CpuDevice:
             return [*[f"  {'':<24}{warning.message}" for warning in session.warnings], *session.report()]
         finally:
             session.close()
+
+
+def _is_composite(node: Node) -> bool:
+    return OPS[node.op].work is Work.EXPAND
+
+
+def _has_no_kernel(node: Node) -> bool:
+    """Whether a composite runs as the steps of its body."""
+    return _is_composite(node) and not (find_blas() is not None and is_attention(node))
 
 
 def _without_kernels(error: CompileError) -> Diagnostic:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from sexpgpu.backend.cpu.memory import Memory
+from sexpgpu.backend.cpu.native.attention import ATTENTION_TEXTS, attention_of, is_attention
+from sexpgpu.backend.cpu.native.attention import scratch_bytes as attention_scratch
 from sexpgpu.backend.cpu.native.blas import Blas, products_of
 from sexpgpu.backend.cpu.native.compiler import Compiler, unit_count
 from sexpgpu.backend.cpu.native.driver import ACTION, Driver, Pool, driver
@@ -139,6 +141,8 @@ class Native:
         step = steps[position]
         if OPS[step.node.op].work is Work.CONTRACT and self._product(step, memory, stretch):
             return 1
+        if is_attention(step.node) and self._attention(step, memory, stretch):
+            return 1
         operations: list[Operation] = []
         ends: list[int] = []
         for taken, each in enumerate(steps[position:] if together else [step], 1):
@@ -177,6 +181,23 @@ class Native:
         work = 2 * int(table["rows"][0]) * int(table["columns"][0]) * int(table["depth"][0])
         stretch.add("products", operands, len(table), max(1, PIECE_OPERATIONS // max(1, work)))
         self.tables.append(table)
+        self.num_launches += 1
+        return True
+
+    def _attention(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
+        node = step.node
+        if self.blas is None:
+            return False
+        inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
+        outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
+        found = attention_of(node, inputs, outputs, self.blas)
+        if found is None:
+            return False
+        self.tables += found.tables
+        self.kernels |= ATTENTION_TEXTS
+        self.scratch_bytes = max(self.scratch_bytes, attention_scratch(node))
+        operands = np.array([found.tables[0].ctypes.data], np.uint64)
+        stretch.add(found.name, operands, found.count, max(1, PIECE_OPERATIONS // max(1, found.flops)))
         self.num_launches += 1
         return True
 

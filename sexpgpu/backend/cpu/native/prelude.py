@@ -38,8 +38,20 @@ VECTOR(signed char, vc);
 #define SPLAT(type, x) ((type){} + (x))
 #define PICK(m, a, b) ((__typeof__(a))(((vi)(a) & (m)) | ((vi)(b) & ~(m))))
 F float bits_f(u32 x) { union { u32 u; float f; } c = {x}; return c.f; }
-F vi lanes(void) { vi v; for (int e = 0; e < V; ++e) v[e] = e; return v; }
-F vi below(int n) { return lanes() < n; }
+#if V == 16
+static const vi LANES = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#elif V == 8
+static const vi LANES = {0, 1, 2, 3, 4, 5, 6, 7};
+#else
+static const vi LANES = {0, 1, 2, 3};
+#endif
+F vi below(int n) { return LANES < n; }
+/* Lane e is lane e + n of v. */
+#if defined(__clang__)
+#define TURNED(v, n) ({ __typeof__(v) b; for (int e = 0; e < V; ++e) b[e] = (v)[(e + n) % V]; b; })
+#else
+#define TURNED(v, n) __builtin_shuffle(v, (LANES + n) & (V - 1))
+#endif
 
 /* Loads: whole vectors, the first n elements, and elements a stride apart. */
 #define MEMORY(name, type, vector) \
@@ -187,13 +199,12 @@ F held fold_##name(const held* acc) { \
     for (int i = 0; i < SUMS / V; ++i) s[i] = acc[i]; \
     for (int n = SUMS / V / 2; n; n /= 2) \
         for (int i = 0; i < n; ++i) { const held a = s[i], b = s[i + n]; s[i] = combine; } \
-    for (int n = V / 2; n; n /= 2) { \
-        held b = {}; \
-        const held a = s[0]; \
-        for (int i = 0; i < n; ++i) b[i] = a[i + n]; \
-        s[0] = combine; \
-    } \
-    return SPLAT(held, s[0][0]); \
+    held a = s[0], b; \
+    if (V > 8) { b = TURNED(a, 8); a = combine; } \
+    if (V > 4) { b = TURNED(a, 4); a = combine; } \
+    b = TURNED(a, 2); a = combine; \
+    b = TURNED(a, 1); a = combine; \
+    return SPLAT(held, a[0]); \
 }
 HALVES(vf, sum_f, a + b) HALVES(vf, max_f, maximum_f(a, b)) HALVES(vf, min_f, minimum_f(a, b)) HALVES(vf, prod_f, a * b)
 HALVES(vi, sum_i, (vi)((vu)a + (vu)b)) HALVES(vi, max_i, maximum_i(a, b)) HALVES(vi, min_i, minimum_i(a, b))
