@@ -3,10 +3,10 @@
 
 python benchmarks/cpu.py [--case char mlp conv gpt2] [--threads 2] [--rounds 7] [--interpreter]
 
-Both sides take steps in turns of about a second, in two processes of which one waits, so that a machine that others use
-slows both. A step is forward, backward, clipping and the update, on a batch that is there already. Shown are the least
-and the median of a turn's medians, and ratios ours / PyTorch of the medians and the leasts; peak resident memory of each
-process; and seconds from the start of the process to the end of the first step.
+Both sides take steps in turns of about a second, in two processes of which one waits, so that a machine that others
+use slows both. A step is forward, backward, clipping and the update, on a batch that is there already. Shown are the
+least time of a step and the median of the turns' medians, the ratios ours / PyTorch of both, the peak resident memory
+of each process, and seconds from the start of the process to the end of the first step.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ typedef struct {
     float **q, **k, **v, **out, **lse, **g, **dq, **dk, **dv;
 } heads;
 /* z = alpha x y + beta z, where x or y may lie column by column. */
-F void multiply(const heads* h, int turn_x, int turn_y, i64 m, i64 n, i64 depth, float alpha, const float* x, i64 step_x,
-                const float* y, i64 step_y, float beta, float* z, i64 step_z) {
+F void multiply(const heads* h, int turn_x, int turn_y, i64 m, i64 n, i64 depth, float alpha,
+                const float* x, i64 step_x, const float* y, i64 step_y, float beta, float* z, i64 step_z) {
     const int tx = turn_x ? 112 : 111, ty = turn_y ? 112 : 111;
     if (!m || !n) return;
     if (h->wide) ((sgemm64)h->blas)(101, tx, ty, m, n, depth, alpha, x, step_x, y, step_y, beta, z, step_z);
@@ -114,6 +114,8 @@ void attention_gradient(char** a, i64 begin, i64 end, i64 piece, char* scratch) 
     const heads* h = (const heads*)a[0];
     float* const s = (float*)scratch;
     float* const d = s + h->block * h->step_s;
+    const float scale = (float)h->scale;
+    const i64 width = h->value_width;
     for (i64 head = begin; head < end; ++head) {
         for (i64 i = 0; i < h->keys * h->width; ++i) h->dk[head][i] = 0.0f;
         for (i64 i = 0; i < h->keys * h->value_width; ++i) h->dv[head][i] = 0.0f;
@@ -127,8 +129,8 @@ void attention_gradient(char** a, i64 begin, i64 end, i64 piece, char* scratch) 
                 for (i64 i = 0; i < count * h->width; ++i) dq[i] = 0.0f;
                 continue;
             }
-            multiply(h, 0, 1, count, reach, h->width, (float)h->scale, q, h->step_q, h->k[head], h->step_k, 0.0f, s, h->step_s);
-            multiply(h, 0, 1, count, reach, h->value_width, 1.0f, g, h->step_g, h->v[head], h->step_v, 0.0f, d, h->step_s);
+            multiply(h, 0, 1, count, reach, h->width, scale, q, h->step_q, h->k[head], h->step_k, 0.0f, s, h->step_s);
+            multiply(h, 0, 1, count, reach, width, 1.0f, g, h->step_g, h->v[head], h->step_v, 0.0f, d, h->step_s);
             for (i64 t = first; t < last; ++t) {
                 float* const row = s + (t - first) * h->step_s;
                 float* const back = d + (t - first) * h->step_s;
@@ -138,9 +140,9 @@ void attention_gradient(char** a, i64 begin, i64 end, i64 piece, char* scratch) 
                 const vf lse = maximum_f(SPLAT(vf, h->lse[head][t]), SPLAT(vf, -3.40282347e38f));
                 vf sum[SUMS / V];
                 for (int e = 0; e < SUMS / V; ++e) sum[e] = SPLAT(vf, 0.0f);
-                for (i64 c = 0; c < h->value_width; c += V) {
+                for (i64 c = 0; c < width; c += V) {
                     const int e = (c / V) % (SUMS / V);
-                    sum[e] = sum[e] + row_part(out, c, h->value_width, 0.0f) * row_part(cotangent, c, h->value_width, 0.0f);
+                    sum[e] = sum[e] + row_part(out, c, width, 0.0f) * row_part(cotangent, c, width, 0.0f);
                 }
                 const vf level = fold_sum_f(sum);
                 i64 c = 0;
@@ -152,10 +154,9 @@ void attention_gradient(char** a, i64 begin, i64 end, i64 piece, char* scratch) 
                 }
                 for (; c < reach; c += V) { put_f32(row + c, SPLAT(vf, 0.0f)); put_f32(back + c, SPLAT(vf, 0.0f)); }
             }
-            multiply(h, 1, 0, reach, h->value_width, count, 1.0f, s, h->step_s, g, h->step_g, 1.0f, h->dv[head],
-                     h->value_width);
-            multiply(h, 0, 0, count, h->width, reach, (float)h->scale, d, h->step_s, h->k[head], h->step_k, 0.0f, dq, h->width);
-            multiply(h, 1, 0, reach, h->width, count, (float)h->scale, d, h->step_s, q, h->step_q, 1.0f, h->dk[head], h->width);
+            multiply(h, 1, 0, reach, width, count, 1.0f, s, h->step_s, g, h->step_g, 1.0f, h->dv[head], width);
+            multiply(h, 0, 0, count, h->width, reach, scale, d, h->step_s, h->k[head], h->step_k, 0.0f, dq, h->width);
+            multiply(h, 1, 0, reach, h->width, count, scale, d, h->step_s, q, h->step_q, 1.0f, h->dk[head], h->width);
         }
     }
 }
