@@ -89,6 +89,7 @@ def test_attention_equals_its_body(case: Case, packed: bool) -> None:
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "PIECE_OPERATIONS", 1)
+    monkeypatch.setattr(lowering, "SHARED_OPERATIONS", 1)
     made, phase = program(CASES[2])
     feeds = fed(phase)
     one, two, four = (run(CpuDevice(threads=n, compiler=compiler()), made, feeds) for n in (1, 2, 4))

@@ -156,7 +156,7 @@ def test_every_piece_is_done_once(num_threads: int) -> None:
     counts = np.zeros(1000, np.int32)
     operands = np.array([counts.ctypes.data], np.uint64)
     steps = [1, 3, 1000, 7, 64, 999]
-    actions = np.array([(address, operands.ctypes.data, 1000, step) for step in steps], ACTION)
+    actions = np.array([(address, operands.ctypes.data, 1000, step, 1) for step in steps], ACTION)
     for _ in range(50):
         pool.run(actions.ctypes.data, len(actions))
     pool.close()

@@ -97,6 +97,7 @@ def test_threads_change_no_bit(
 ) -> None:
     """Pieces are made small, so that there is something to share."""
     monkeypatch.setattr(lowering, "PIECE_ELEMENTS", 64)
+    monkeypatch.setattr(lowering, "SHARED_OPERATIONS", 1)
     one, two, four = (
         list(results_of(CpuDevice(threads=threads, compiler=compiler()), programs[number])) for threads in (1, 2, 4)
     )

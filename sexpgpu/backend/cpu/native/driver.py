@@ -2,7 +2,7 @@
 
 An action is a function, its operands, and a count that is cut into pieces of `step`; threads take pieces as they come.
 Which thread takes which changes no result. The thread that calls takes pieces too, waits only for pieces that others
-have begun, and does actions of one piece alone, so that a busy machine costs no more than its share.
+have begun, and does small actions alone, so that a busy machine costs no more than its share.
 
 Flow: `lowering` fills the actions of a phase in when a plan is opened; the session runs stretches of them.
 """
@@ -26,7 +26,7 @@ HEAD = r"""
 typedef long long i64;
 typedef unsigned long long u64;
 typedef void (*kernel)(char**, i64, i64, i64, char*);
-typedef struct { kernel call; char** operands; i64 count, step; } action;
+typedef struct { kernel call; char** operands; i64 count, step, shared; } action;
 typedef struct {
     _Atomic u64 ticket; /* round << 32 | next piece */
     _Atomic(const action*) now;
@@ -113,7 +113,7 @@ void pool_run(pool* p, const action* actions, i64 count) {
     for (i64 i = 0; i < count; ++i) {
         const action* a = actions + i;
         const i64 n = pieces(a);
-        if (n < 2 || !p->others) {
+        if (n < 2 || !a->shared || !p->others) {
             for (i64 piece = 0; piece < n; ++piece) execute(a, piece, p->scratch[0]);
             continue;
         }
@@ -156,7 +156,7 @@ void products(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
 }
 """Everything in one text, so that it is one library; it is asked for by its first name."""
 
-ACTION = np.dtype([("call", "u8"), ("operands", "u8"), ("count", "i8"), ("step", "i8")])
+ACTION = np.dtype([("call", "u8"), ("operands", "u8"), ("count", "i8"), ("step", "i8"), ("shared", "i8")])
 PRODUCT = np.dtype(
     [(name, "i8") for name in ("rows", "columns", "depth", "turn_x", "turn_y", "step_x", "step_y", "step_z")]
     + [(name, "u8") for name in ("x", "y", "z")]

@@ -32,6 +32,14 @@ COLUMN_PIECES = 16
 """Pieces that leave partial results of columns, at most."""
 PIECE_OPERATIONS = 2_000_000
 """Floating-point operations of a piece of products, about."""
+SHARED_OPERATIONS = 1 << 18
+"""Operations on elements below which one thread does an action alone: about twenty microseconds."""
+STRETCH_OPERATIONS = 1 << 32
+"""The same after which Python gets its turn: it looks for interrupts between stretches, a few times a second."""
+PRODUCT_RATE = 8
+"""Floating-point operations of a product that take as long as one operation on an element."""
+WORK = {"exp": 8, "log": 8, "tanh": 12, "sigmoid": 14, "erf": 16, "div": 2, "sqrt": 2, "rsqrt": 3}
+"""What functions cost; an addition costs 1."""
 
 PreparedCall = Callable[[], Any]
 
@@ -39,21 +47,22 @@ PreparedCall = Callable[[], Any]
 class Stretch:
     """Actions that run without Python in between, prepared; `link` makes them callable."""
 
-    def __init__(self, native: Native) -> None:
+    def __init__(self) -> None:
         self.nodes: list[Node] = []
-        self._native = native
-        self._actions: list[tuple[str, np.ndarray, int, int]] = []
+        self.work = 0
+        self._actions: list[tuple[str, np.ndarray, int, int, bool]] = []
         self._table = np.zeros(0, ACTION)
         self._address = 0
         self._run: Callable[[int, int], None] | None = None
 
-    def add(self, name: str, operands: np.ndarray, count: int, step: int) -> None:
-        """The function `name` over `count` things, in pieces of `step`."""
-        self._actions.append((name, operands, count, step))
+    def add(self, name: str, operands: np.ndarray, count: int, step: int, work: int) -> None:
+        """The function `name` over `count` things, in pieces of `step`. work: operations of all of it, about."""
+        self._actions.append((name, operands, count, step, work >= SHARED_OPERATIONS))
+        self.work += work
 
     def link(self, addresses: dict[str, int], pool: Pool) -> None:
         """Fill in where functions lie."""
-        rows = [(addresses[name], operands.ctypes.data, count, step) for name, operands, count, step in self._actions]
+        rows = [(addresses[name], operands.ctypes.data, *numbers) for name, operands, *numbers in self._actions]
         self._table = np.array(rows, ACTION)
         self._address, self._run = self._table.ctypes.data, pool.run
 
@@ -96,9 +105,9 @@ class Native:
         open_stretch: Stretch | None = None
         position = 0
         while position < len(steps):
-            if not together:
+            if open_stretch is not None and (not together or open_stretch.work >= STRETCH_OPERATIONS):
                 open_stretch = None
-            stretch = open_stretch or Stretch(self)
+            stretch = open_stretch or Stretch()
             taken = self._take(steps, position, memory, stretch, together)
             if not taken:
                 made.append(interpret(steps[position]))
@@ -179,7 +188,8 @@ class Native:
             return False
         operands = np.array([self.blas.address, self.blas.wide, table.ctypes.data], np.uint64)
         work = 2 * int(table["rows"][0]) * int(table["columns"][0]) * int(table["depth"][0])
-        stretch.add("products", operands, len(table), max(1, PIECE_OPERATIONS // max(1, work)))
+        piece = max(1, PIECE_OPERATIONS // max(1, work))
+        stretch.add("products", operands, len(table), piece, len(table) * work // PRODUCT_RATE)
         self.tables.append(table)
         self.num_launches += 1
         return True
@@ -197,7 +207,8 @@ class Native:
         self.kernels |= ATTENTION_TEXTS
         self.scratch_bytes = max(self.scratch_bytes, attention_scratch(node))
         operands = np.array([found.tables[0].ctypes.data], np.uint64)
-        stretch.add(found.name, operands, found.count, max(1, PIECE_OPERATIONS // max(1, found.flops)))
+        piece = max(1, PIECE_OPERATIONS // max(1, found.flops))
+        stretch.add(found.name, operands, found.count, piece, found.count * found.flops // PRODUCT_RATE)
         self.num_launches += 1
         return True
 
@@ -224,7 +235,8 @@ class Native:
             else:
                 operands[i] = _address(operand, memory)
         self.partial_bytes = max(self.partial_bytes, used)
-        stretch.add(kernel.name, operands, num_rows, step)
+        work = sum([WORK.get(o.node.op, 1) * o.size for o in group.operations])
+        stretch.add(kernel.name, operands, num_rows, step, work)
         self.num_launches += 1 + len(folds)
         for partial_result, offset in folds:
             operation = group.operations[partial_result.value]
@@ -233,7 +245,8 @@ class Native:
             target = memory.buffers[operation.output.layout.buffer].ctypes.data + operation.output.layout.offset_bytes
             given = np.array([target, offset, pieces, partial_result.width], np.uint64)
             self.partials.append((given, 1))
-            stretch.add(fold_kernel.name, given, partial_result.width, PIECE_ELEMENTS)
+            work = pieces * partial_result.width
+            stretch.add(fold_kernel.name, given, partial_result.width, PIECE_ELEMENTS, work)
 
     def _need(self, kernel: Kernel) -> None:
         self.kernels[kernel.name] = kernel.text
