@@ -4,8 +4,8 @@ Written for GCC and Clang: their vector extensions, no header, no fast math, and
 so that the width of a machine's vectors changes no bit. `V` is that width in elements; a bool is a lane of 0 or −1.
 
 Bounds, for all arguments and against double precision (a test holds them): `exp`, `log` and `erf` within 1.5 units in
-the last place, `tanh` within 6, `sigmoid` within 2^-22: it is ½(1 + tanh(x / 2)), as the interpreter has it. Square roots
-and roundings are exact. The polynomials are our own minimax fits of the relative error.
+the last place, `tanh` within 6, `sigmoid` within 2^-22: it is ½(1 + tanh(x / 2)), as the interpreter has it. Square
+roots and roundings are exact. The polynomials are our own minimax fits of the relative error.
 """
 
 FUNCTIONS = ("sin", "cos", "atan", "expm1", "log1p")
