@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -51,7 +52,7 @@ class _Prepared:
     feeds: Mapping[str, tuple[TensorType, Array]]
     saves: Sequence[tuple[Array, Array]]
     results: Mapping[str, Array]
-    commits: Sequence[tuple[Array, Array]]
+    commits: Sequence[Callable[[], object]]
     order: Mapping[int, int]
     deaths: Sequence[Sequence[Array]]
     apply: _Prepared | None
@@ -143,11 +144,19 @@ class CpuSession:
             },
             saves=pairs(plan.saves),
             results={name: view(layout, type) for name, (type, layout) in plan.results.items()},
-            commits=pairs(plan.commits),
+            commits=self._copying(pairs(plan.commits)),
             order=order,
             deaths=deaths,
             apply=None if plan.apply is None else self._prepare(plan.apply),
         )
+
+    def _copying(self, pairs: Sequence[tuple[Array, Array]]) -> list[Callable[[], object]]:
+        """Calls that copy each first array to the second."""
+        calls: list[Callable[[], object]] = []
+        if self._native is not None:
+            stretch, pairs = self._native.copies(pairs)
+            calls = [stretch] if len(stretch) else []
+        return [*calls, *[partial(np.copyto, target, source) for source, target in pairs]]
 
     def _slot(self, name: str) -> Array:
         type = self._slots[name].type
@@ -242,8 +251,8 @@ class CpuSession:
             with uninterrupted():
                 if phase.apply is not None:
                     self._execute(phase.apply)
-                for source, target in (phase.apply or phase).commits:
-                    np.copyto(target, source)
+                for commit in (phase.apply or phase).commits:
+                    commit()
         return Outputs(results, faults, committed)
 
     def _execute(self, phase: _Prepared) -> None:

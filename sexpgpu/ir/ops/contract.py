@@ -190,6 +190,8 @@ def contract(spec: str, x: Array, y: Array, out: Array) -> None:
 
 TILE_WORK = 32_000_000
 """Floating-point operations that are worth a call of their own; smaller tiles pack their operands too often."""
+HALF_WORK = 15_000_000
+"""The same of each of two tiles."""
 LEAST_WORK = 8_000_000
 """Floating-point operations of a tile where it costs nothing: in a batch of products."""
 FEW_TILES, MAX_TILES = 8, 16
@@ -208,7 +210,7 @@ def tile_grid(num_batch: int, m: int, n: int, k: int) -> tuple[int, int, int]:
     while batches < MAX_TILES and batches * 2 <= num_batch and batches * 2 * LEAST_WORK <= work:
         batches *= 2
     while (tiles := 2 * batches * rows * columns) <= MAX_TILES:
-        if tiles * (TILE_WORK if tiles <= FEW_TILES else LARGE_TILE_WORK) > work:
+        if tiles * (HALF_WORK if tiles == 2 else TILE_WORK if tiles <= FEW_TILES else LARGE_TILE_WORK) > work:
             break
         row_length, column_length = m // rows, n // columns
         # Tall tiles are faster than square ones.

@@ -23,7 +23,7 @@ from sexpgpu.backend.cpu.native.operations import Operation, Place, operations_o
 from sexpgpu.backend.cpu.native.prelude import PRELUDE
 from sexpgpu.backend.cpu.native.printer import Kernel, Partial, is_spelt, print_fold, print_group
 from sexpgpu.ir.graph import Node
-from sexpgpu.ir.opdef import OPS, Context, Work
+from sexpgpu.ir.opdef import OPS, Array, Context, Work
 from sexpgpu.plan.phase import Step
 
 PIECE_ELEMENTS = 1 << 14
@@ -32,6 +32,8 @@ COLUMN_PIECES = 16
 """Pieces that leave partial results of columns, at most."""
 PIECE_OPERATIONS = 2_000_000
 """Floating-point operations of a piece of products, about."""
+COPY_BYTES = 1 << 18
+"""Bytes of a piece of a copy."""
 SHARED_OPERATIONS = 1 << 18
 """Operations on elements below which one thread does an action alone: about twenty microseconds."""
 STRETCH_OPERATIONS = 1 << 32
@@ -121,6 +123,18 @@ class Native:
                 open_stretch = stretch
             position += taken
         return made
+
+    def copies(self, pairs: Sequence[tuple[Array, Array]]) -> tuple[Stretch, list[tuple[Array, Array]]]:
+        """Copies of each first array to the second as C, and the pairs of which one does not lie evenly."""
+        stretch, others = Stretch(), []
+        for source, target in pairs:
+            if source.flags.c_contiguous and target.flags.c_contiguous and source.dtype == target.dtype:
+                operands = np.array([target.ctypes.data, source.ctypes.data], np.uint64)
+                stretch.add("copy_bytes", operands, source.nbytes, COPY_BYTES, source.nbytes)
+            else:
+                others.append((source, target))
+        self.stretches.append(stretch)
+        return stretch, others
 
     def link(self) -> None:
         """Compile what is missing, start the threads, and make all stretches callable. Raises CompileError."""
