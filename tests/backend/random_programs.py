@@ -71,7 +71,8 @@ class _Grower:
         elif kind == "binary":
             y = b.op(rng.choice(BINARY), x, self.partner(x))
         elif kind == "where":
-            y = b.where(b.op("gt", x, self.partner(x)), self.partner(x), x)
+            least = self.partner(x)
+            y = b.where(b.op("gt", x, least), least if self.smooth else self.partner(x), x)
         elif kind == "cast":
             known = rng.choice(self.pool[: self.num_given]) if self.smooth else b.op("tanh", x)
             y = b.cast(b.cast(known, rng.choice(["bf16", "i32", "f64"])), "f32")

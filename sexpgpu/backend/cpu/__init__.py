@@ -1,1 +1,1 @@
-"""The cpu device: C kernels and the NumPy interpreter over a plan; the interpreter is the oracle of every other device."""
+"""The cpu device: C kernels and a NumPy interpreter over a plan; the interpreter is the oracle of every device."""
