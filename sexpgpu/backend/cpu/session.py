@@ -96,6 +96,9 @@ class CpuSession:
         if native is not None:
             try:
                 native.link()
+            except MemoryError as error:
+                self.close()
+                raise DiagnosticError(_refused(plan, "opening the plan")) from error
             except BaseException:
                 self.close()
                 raise

@@ -20,9 +20,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+TARGET = {
+    "x86_64": ("-march=native",),
+    "AMD64": ("-march=native",),
+    "arm64": ("-mcpu=native",),
+    "aarch64": ("-mcpu=native",),
+}
+"""How the processor at hand is asked for, by machine."""
 OPTIONS = (
-    "-O1", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fno-semantic-interposition",
-    "-std=gnu11", "-shared", "-fPIC", "-w", "-pthread", "-x", "c",
+    "-O1", *TARGET.get(platform.machine(), ()), "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math",
+    "-fno-semantic-interposition", "-std=gnu11", "-shared", "-fPIC", "-w", "-pthread", "-x", "c",
 )  # fmt: skip
 """No contraction of products and sums, no fast math: the same bits on every machine."""
 DIGEST_BYTES = 32
