@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -17,13 +18,18 @@ from sexpgpu.backend.cpu.native.attention import ATTENTION_TEXTS, attention_of, 
 from sexpgpu.backend.cpu.native.attention import scratch_bytes as attention_scratch
 from sexpgpu.backend.cpu.native.blas import Blas, products_of
 from sexpgpu.backend.cpu.native.compiler import Compiler, unit_count
+from sexpgpu.backend.cpu.native.convolution import TEXT as CONVOLUTION_TEXT
+from sexpgpu.backend.cpu.native.convolution import convolution_of, has_kernel
 from sexpgpu.backend.cpu.native.driver import ACTION, Driver, Pool, driver
 from sexpgpu.backend.cpu.native.groups import Group, longest_group
-from sexpgpu.backend.cpu.native.operations import Operation, Place, operations_of
+from sexpgpu.backend.cpu.native.operations import MAP, Operand, Operation, Place, operations_of
 from sexpgpu.backend.cpu.native.prelude import PRELUDE
 from sexpgpu.backend.cpu.native.printer import Kernel, Partial, is_spelt, print_fold, print_group
+from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Array, Context, Work
+from sexpgpu.ir.types import TensorType
+from sexpgpu.plan.layout import Layout, contiguous, is_contiguous
 from sexpgpu.plan.phase import Step
 
 PIECE_ELEMENTS = 1 << 14
@@ -42,6 +48,9 @@ PRODUCT_RATE = 8
 """Floating-point operations of a product that take as long as one operation on an element."""
 WORK = {"exp": 8, "log": 8, "tanh": 12, "sigmoid": 14, "erf": 16, "div": 2, "sqrt": 2, "rsqrt": 3}
 """What functions cost; an addition costs 1."""
+
+PACKED = "packed"
+"""A buffer that stands for the memory which kernels share from action to action."""
 
 PreparedCall = Callable[[], Any]
 
@@ -164,6 +173,8 @@ class Native:
         step = steps[position]
         if OPS[step.node.op].work is Work.CONTRACT and self._product(step, memory, stretch):
             return 1
+        if OPS[step.node.op].work is Work.CONV and self._convolution(step, memory, stretch):
+            return 1
         if is_attention(step.node) and self._attention(step, memory, stretch):
             return 1
         operations: list[Operation] = []
@@ -208,6 +219,49 @@ class Native:
         self.num_launches += 1
         return True
 
+    def _convolution(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
+        node = step.node
+        if self.blas is None or not has_kernel(node) or not is_contiguous(node.types[0].shape, step.outputs[0].strides):
+            return False
+        (x_layout, kernel_layout), (x, kernel) = step.inputs, (value.type for value in node.inputs)
+        operands = np.zeros(4, np.uint64)
+        strides, used = x_layout.strides, 0
+        # Channels side by side are copied as vectors, a dense kernel is a matrix; else each is packed first.
+        if strides[-1] == 1 and min(strides) >= 0:
+            operands[1] = memory.view(x_layout, x).ctypes.data
+        else:
+            strides, used = contiguous(x.shape), self._pack(x, x_layout, 0, operands, 1, memory, stretch)
+        if is_contiguous(kernel.shape, kernel_layout.strides):
+            operands[2] = memory.view(kernel_layout, kernel).ctypes.data
+        else:
+            self._pack(kernel, kernel_layout, used, operands, 2, memory, stretch)
+        operands[3] = memory.view(step.outputs[0], node.types[0]).ctypes.data
+        found = convolution_of(node, strides, self.blas)
+        operands[0] = found.tables[0].ctypes.data
+        self.tables += found.tables
+        self.kernels["convolution"] = CONVOLUTION_TEXT
+        self.scratch_bytes = max(self.scratch_bytes, 4 * found.block * found.depth)
+        work = 2 * found.depth * node.types[0].size // PRODUCT_RATE + 4 * found.rows * found.depth
+        stretch.add("convolution", operands, found.rows, found.block, work)
+        self.num_launches += 1
+        return True
+
+    def _pack(
+        self, type: TensorType, layout: Layout, start: int, operands: np.ndarray, index: int,
+        memory: Memory, stretch: Stretch,
+    ) -> int:  # fmt: skip
+        """Add a copy of a value to the shared memory from `start` on, where an operand reads it; where it ends."""
+        packed = Layout(PACKED, start, contiguous(type.shape))
+        sides = [Operand(each, type.dtype, type.shape) for each in (layout, packed)]
+        copy = longest_group([Operation(copied(type), MAP, type.shape, (sides[0],), sides[1])], 0)
+        assert copy is not None
+        self._group(copy, memory, stretch)
+        operands[index] = start
+        self.partials.append((operands, index))
+        used = start + -(-4 * type.size // 64) * 64
+        self.partial_bytes = max(self.partial_bytes, used)
+        return used
+
     def _attention(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
         node = step.node
         if self.blas is None:
@@ -246,6 +300,9 @@ class Native:
                 operands[i] = used
                 self.partials.append((operands, i))
                 used += -(-pieces * operand.width * 4 // 64) * 64
+            elif operand.buffer == PACKED:
+                operands[i] = operand.offset_bytes
+                self.partials.append((operands, i))
             else:
                 operands[i] = _address(operand, memory)
         self.partial_bytes = max(self.partial_bytes, used)
@@ -265,6 +322,13 @@ class Native:
     def _need(self, kernel: Kernel) -> None:
         self.kernels[kernel.name] = kernel.text
         self.scratch_bytes = max(self.scratch_bytes, kernel.scratch_bytes)
+
+
+@lru_cache(maxsize=256)
+def copied(type: TensorType) -> Node:
+    """A node that stands for a copy which no graph has."""
+    b = Builder()
+    return b.op("stop-gradient", b.input("x", type)).node
 
 
 def _address(place: Place, memory: Memory) -> int:
