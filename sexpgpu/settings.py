@@ -12,22 +12,43 @@ from dataclasses import dataclass
 
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 
+KERNELS, INTERPRETER = "kernels", "interpreter"
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """device: kind of device. memory_bytes: plan against this much memory; None: what is free."""
+    """device: kind of device. memory_bytes: plan against this much memory; None: what is free.
+
+    interpret: the cpu compiles nothing. compiler: the C compiler that it uses; None: the system's.
+    """
 
     device: str = "cpu"
     memory_bytes: int | None = None
+    interpret: bool = False
+    compiler: str | None = None
 
 
 def from_environment(device: str | None = None, environment: Mapping[str, str] | None = None) -> Settings:
-    """`--device` wins over `SEXPGPU_DEVICE`, which wins over cpu. Raises E-DEV-001 for an unreadable SEXPGPU_MEMORY."""
+    """`--device` wins over `SEXPGPU_DEVICE`, which wins over cpu.
+
+    Raises: E-DEV-003 for an unreadable SEXPGPU_MEMORY or SEXPGPU_CPU.
+    """
     env = os.environ if environment is None else environment
     memory = env.get("SEXPGPU_MEMORY")
-    return Settings(device or env.get("SEXPGPU_DEVICE") or "cpu", parse_bytes(memory) if memory else None)
+    return Settings(
+        device=device or env.get("SEXPGPU_DEVICE") or "cpu",
+        memory_bytes=parse_bytes(memory) if memory else None,
+        interpret=_is_interpreter(env.get("SEXPGPU_CPU") or KERNELS),
+        compiler=env.get("SEXPGPU_CC") or None,
+    )
+
+
+def _is_interpreter(text: str) -> bool:
+    if text not in (KERNELS, INTERPRETER):
+        message = f"SEXPGPU_CPU is {text!r}, neither `{KERNELS}` nor `{INTERPRETER}`"
+        raise DiagnosticError(Diagnostic("E-DEV-003", message))
+    return text == INTERPRETER
 
 
 def parse_bytes(text: str) -> int:

@@ -59,7 +59,9 @@ every value that is left a place. It adds up the peak; `sexpgpu.plan.memory.admi
 **9. A device.** `sexpgpu.backend.protocol.Device` plans and opens, `sexpgpu.backend.protocol.Session` runs
 calls and holds the slots; the rest of the package knows no more of devices than these two.
 `sexpgpu.backend.registry.open_device` finds one by name. The cpu is `sexpgpu.backend.cpu.device.CpuDevice`
-and `sexpgpu.backend.cpu.session.CpuSession`: views made once, then a loop over NumPy calls. An NVIDIA GPU is
+and `sexpgpu.backend.cpu.session.CpuSession`: views made once, then a loop over NumPy calls and over stretches of C,
+which `sexpgpu.backend.cpu.native.lowering.Native` makes of the steps: `sexpgpu.backend.cpu.native.groups.longest_group`
+puts them together, `sexpgpu.backend.cpu.native.printer.print_group` prints a kernel. An NVIDIA GPU is
 `sexpgpu.backend.cuda.device.CudaDevice`: `sexpgpu.backend.cuda.lowering.lower` turns a phase's steps into
 launches and library calls, `sexpgpu.backend.kernels.cuda.print_step` prints the text of a kernel, and
 `sexpgpu.backend.cuda.session.CudaSession` captures and replays them.

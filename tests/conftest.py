@@ -17,6 +17,8 @@ NUM_FUZZ_CASES = int(os.environ.get("SEXPGPU_FUZZ", "200000"))
 # A developer's own switches must not decide what a test sees; tests set what they need with monkeypatch.
 for name in [name for name in os.environ if name.startswith("SEXPGPU_")]:
     del os.environ[name]
+# Compiling takes longer than most tests; those of kernels ask for a compiler themselves.
+os.environ["SEXPGPU_CPU"] = "interpreter"
 
 settings.register_profile("developer", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)

@@ -13,10 +13,18 @@ from sexpgpu.diagnostics import Diagnostic, DiagnosticError, nearest
 
 
 @dataclass(frozen=True, slots=True)
+class Compiling:
+    """How the cpu device compiles. interpret: not at all. compiler: the C compiler's name; None: the system's."""
+
+    interpret: bool = False
+    compiler: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class _Kind:
     """A kind of device: how to open it, or why this version cannot."""
 
-    open: Callable[[bool, int | None], Device] | None
+    open: Callable[[bool, int | None, Compiling], Device] | None
     missing: str = ""
     probe: Callable[[], str] | None = None
 
@@ -25,13 +33,15 @@ class _Kind:
         return self.missing if self.probe is None else self.probe()
 
 
-def _open_cpu(double: bool, threads: int | None) -> Device:
+def _open_cpu(double: bool, threads: int | None, compiling: Compiling) -> Device:
     from sexpgpu.backend.cpu.device import CpuDevice
+    from sexpgpu.backend.cpu.native.compiler import default_cache, find_compiler
 
-    return CpuDevice(double, threads)
+    compiler = None if compiling.interpret or double else find_compiler(default_cache(), compiling.compiler)
+    return CpuDevice(double, threads, compiler=compiler)
 
 
-def _open_cuda(double: bool, threads: int | None) -> Device:
+def _open_cuda(double: bool, threads: int | None, compiling: Compiling) -> Device:
     from sexpgpu.backend.cuda.device import open_cuda
 
     return open_cuda(_others("cuda"))
@@ -47,6 +57,7 @@ def _missing_for_cuda() -> str:
     return ""
 
 
+SYSTEM = Compiling()
 _KINDS = {
     "cpu": _Kind(_open_cpu),
     "metal": _Kind(None, "this version has no Metal device"),
@@ -54,10 +65,12 @@ _KINDS = {
 }
 
 
-def open_device(name: str, *, double: bool = False, threads: int | None = None) -> Device:
+def open_device(
+    name: str, *, double: bool = False, threads: int | None = None, compiling: Compiling = SYSTEM
+) -> Device:
     """The device called `name`.
 
-    double: the f64 mode, for tests of gradients. threads: for elementwise work on the cpu; None: one a core.
+    double: the f64 mode, for tests of gradients. threads: of the cpu; None: one a core.
     Raises: E-DEV-001 for an unknown name, E-DEV-002 for a device that cannot be opened here.
     """
     kind = _KINDS.get(name)
@@ -69,7 +82,7 @@ def open_device(name: str, *, double: bool = False, threads: int | None = None) 
     if kind.open is None:
         message = f"`{name}` cannot be opened: {kind.missing}"
         raise DiagnosticError(Diagnostic("E-DEV-002", message, help=("use `--device cpu`",), notes=(_others(name),)))
-    return kind.open(double, threads)
+    return kind.open(double, threads, compiling)
 
 
 def device_kinds() -> tuple[str, ...]:

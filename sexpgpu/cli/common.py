@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import click
 
@@ -134,10 +134,27 @@ def warn(experiment: Experiment, command: str) -> None:
 def open_program(
     program: Program, settings: Settings, snapshot: bool = False
 ) -> tuple[Device, ProgramPlan, Callable[[], Session]]:
-    """The device, the plan of `program` on it, and what opens it. snapshot: see `Budget`. Raises E-DEV-…, E-MEM-001."""
-    from sexpgpu.backend.protocol import Budget
-    from sexpgpu.backend.registry import open_device
+    """The device, the plan of `program` on it, and what opens it and tells of warnings. Raises E-DEV-…, E-MEM-001.
 
-    device = open_device(settings.device)
+    snapshot: see `Budget`.
+    """
+    from sexpgpu.backend.protocol import Budget
+    from sexpgpu.backend.registry import Compiling, open_device
+
+    device = open_device(settings.device, compiling=Compiling(settings.interpret, settings.compiler))
     plan = device.plan(program, Budget(settings.memory_bytes, snapshot))
-    return device, plan, lambda: device.open(plan)
+    return device, plan, lambda: _opened(device, plan)
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A session that may have found something to tell when it was opened."""
+
+    warnings: Sequence[Diagnostic]
+
+
+def _opened(device: Device, plan: ProgramPlan) -> Session:
+    session = device.open(plan)
+    if isinstance(session, Telling) and session.warnings:
+        tell(session.warnings, str(click.get_current_context().info_name))
+    return session

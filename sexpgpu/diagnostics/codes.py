@@ -594,6 +594,13 @@ _WARNINGS = (
         "read the field, or leave it out: of the metric, or of the data",
     ),
     (
+        "W-DEV-001",
+        "files and devices",
+        "no kernels for the cpu",
+        "the C compiler is missing or fails, so the interpreter runs the program: right, and several times slower",
+        "install gcc or clang, name one with `SEXPGPU_CC`, or say `SEXPGPU_CPU=interpreter`",
+    ),
+    (
         "W-VARIANT-001",
         "names",
         "no `smoke` variant",

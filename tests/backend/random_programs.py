@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -16,7 +16,11 @@ from sexpgpu.ir.program import FEED, RESULT, SLOT, Phase, Program, Slot
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 
 SHAPES = [(), (3,), (4, 3), (2, 4, 3), (2, 3, 4), (6, 4), (5, 1), (1, 3)]
+LONGER = {3: 33, 4: 20, 6: 66}
+"""What the sizes of axes become in large programs: more than a vector, and no multiple of one."""
 UNARY = ["neg", "abs", "tanh", "exp", "sin", "floor", "sign", "sigmoid", "erf", "stop-gradient"]
+JUMPS = ["floor", "sign"]
+"""Of the above, those where the last bit of an operand decides."""
 BINARY = ["add", "sub", "mul", "minimum", "maximum", "mul-or-zero"]
 
 
@@ -27,8 +31,11 @@ def random_values(rng: random.Random, type: TensorType) -> Array:
 
 
 class _Grower:
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, shapes: Sequence[tuple[int, ...]], most: int, smooth: bool) -> None:
         self.rng = rng
+        self.smooth = smooth
+        self.num_given = 0
+        self.shapes, self.most = shapes, most
         self.b = Builder()
         self.pool: list[Value] = []
 
@@ -59,27 +66,30 @@ class _Grower:
             ]
         )
         if kind == "unary":
-            y = b.op(rng.choice(UNARY), b.op("tanh", x))
+            names = [name for name in UNARY if name not in JUMPS] if self.smooth else UNARY
+            y = b.op(rng.choice(names), b.op("tanh", x))
         elif kind == "binary":
             y = b.op(rng.choice(BINARY), x, self.partner(x))
         elif kind == "where":
-            y = b.where(b.op("gt", x, self.partner(x)), self.partner(x), x)
+            least = self.partner(x)
+            y = b.where(b.op("gt", x, least), least if self.smooth else self.partner(x), x)
         elif kind == "cast":
-            y = b.cast(b.cast(b.op("tanh", x), rng.choice(["bf16", "i32", "f64"])), "f32")
+            known = rng.choice(self.pool[: self.num_given]) if self.smooth else b.op("tanh", x)
+            y = b.cast(b.cast(known, rng.choice(["bf16", "i32", "f64"])), "f32")
         elif kind == "move":
-            y = self.move(b.cast(x, "bf16") if rng.random() < 0.1 else x)
+            y = self.move(b.cast(x, "bf16") if rng.random() < 0.1 and not self.smooth else x)
             y = b.cast(y, "f32")
         elif kind == "fold":
             axes = tuple(axis for axis in range(x.rank) if rng.random() < 0.5)
             y = b.op(rng.choice(["sum", "max", "min"]), x, axes=axes) if axes else x
-        elif kind == "concat" and x.rank and x.type.size < 200:
+        elif kind == "concat" and x.rank and 2 * x.type.size <= self.most:
             y = b.op("concat", x, self.partner(x), axis=rng.randrange(x.rank))
         elif kind == "product" and x.rank == 2:
             z = b.transpose(self.partner(x), (1, 0))
             y = b.op("tanh", b.product("ab,bc->ac", x, z))
         else:
             return
-        if y.type.size <= 400:
+        if y.type.size <= self.most:
             self.pool.append(y)
 
     def move(self, x: Value) -> Value:
@@ -94,7 +104,7 @@ class _Grower:
             steps = tuple(rng.randint(1, 2) for _ in x.shape)
             return b.op("slice", x, starts=starts, stops=x.shape, steps=steps)
         if kind == "reshape":
-            fitting = [s for s in SHAPES if np.prod(s, dtype=int) == x.type.size]
+            fitting = [s for s in self.shapes if np.prod(s, dtype=int) == x.type.size]
             return b.reshape(x, rng.choice([*fitting, (x.type.size,)]))
         if kind == "broadcast" and x.rank < 3:
             at = rng.randint(0, x.rank)
@@ -103,21 +113,30 @@ class _Grower:
         return x
 
 
-def random_program(seed: int, num_phases: int = 2) -> tuple[Program, dict[str, Array], dict[str, dict[str, Array]]]:
-    """A program, contents of its slots, and feeds for each phase."""
+def random_program(
+    seed: int, num_phases: int = 2, large: bool = False, smooth: bool = False
+) -> tuple[Program, dict[str, Array], dict[str, dict[str, Array]]]:
+    """A program, contents of its slots, and feeds for each phase.
+
+    large: with axes of tens of elements. smooth: values do not depend on the last bits of others, so that two devices
+    agree to rounding.
+    """
     rng = random.Random(seed)
+    shapes = [tuple([LONGER.get(n, n) if large else n for n in shape]) for shape in SHAPES]
     slots = tuple(
-        Slot(f"s{i}", TensorType("f32", rng.choice(SHAPES)), rng.choice(["parameter", "gradient"])) for i in range(5)
+        Slot(f"s{i}", TensorType("f32", rng.choice(shapes)), rng.choice(["parameter", "gradient"])) for i in range(5)
     )
     phases, feeds = [], {}
     for number in range(num_phases):
-        grower = _Grower(rng)
+        grower = _Grower(rng, shapes, 20_000 if large else 400, smooth)
         for slot in slots:
             grower.pool.append(grower.b.input(SLOT + slot.name, slot.type))
-        for i, shape in enumerate(SHAPES):
+        for i, shape in enumerate(shapes):
             grower.pool.append(grower.b.input(f"{FEED}x{i}", TensorType("f32", shape)))
-        grower.pool.append(grower.b.iota("f32", (4, 3), 1))
-        grower.pool.append(grower.b.literal([1.0, -2.0, 3.5], TensorType("f32", (3,))))
+        grower.pool.append(grower.b.iota("f32", shapes[2], 1))
+        row = [1.0, -2.0, 3.5] * (shapes[1][0] // 3)
+        grower.pool.append(grower.b.literal(row, TensorType("f32", shapes[1])))
+        grower.num_given = len(grower.pool)
         for _ in range(rng.randint(5, 60)):
             grower.grow()
         outputs = [(f"{RESULT}r{i}", grower.pick()) for i in range(3)]

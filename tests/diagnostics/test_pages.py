@@ -96,6 +96,10 @@ def a_process_that_goes_on(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(folder, "_locked", lambda *_: not Path("runs/file/checkpoints").exists())
 
 
+def a_user(patch: pytest.MonkeyPatch) -> None:
+    patch.delenv("SEXPGPU_CPU")
+
+
 STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-DATA-007": data_that_is_written_again,
     "E-DATA-008": an_installation_without_tokenizers,
@@ -108,6 +112,7 @@ STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-MEM-001": a_machine_of_two_cores,
     "E-MEM-003": a_card_that_is_full,
     "E-MEM-004": a_machine_without_memory,
+    "W-DEV-001": a_user,
 }
 """Examples that need another machine than this one: what stands in for it, until the program is mended."""
 

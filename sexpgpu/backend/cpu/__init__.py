@@ -1,1 +1,1 @@
-"""The cpu device: the NumPy interpreter over a plan. Always there, and the oracle of every other device."""
+"""The cpu device: C kernels and a NumPy interpreter over a plan; the interpreter is the oracle of every device."""

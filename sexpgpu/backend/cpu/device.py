@@ -1,18 +1,25 @@
-"""The cpu device: a memory profile for the planner, and sessions of the NumPy interpreter.
+"""The cpu device: a memory profile for the planner, and sessions of C kernels and of the NumPy interpreter.
 
 Flow: `backend.registry` makes it from settings; the training loop sees only the protocol.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth, free_bytes, num_cores, processor
+from sexpgpu.backend.cpu.native.attention import is_attention
+from sexpgpu.backend.cpu.native.blas import find_blas
+from sexpgpu.backend.cpu.native.compiler import CompileError, Compiler
+from sexpgpu.backend.cpu.native.lowering import Native
 from sexpgpu.backend.cpu.session import CpuSession
 from sexpgpu.backend.cpu.workspace import estimator, loop_bytes, runtime_bytes
 from sexpgpu.backend.protocol import Budget
+from sexpgpu.diagnostics import Diagnostic
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.program import Program
 from sexpgpu.ir.types import NUMPY_DTYPES, ORACLE_DTYPES
 from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_memory
@@ -23,12 +30,14 @@ class CpuDevice:
     """This machine's processor.
 
     double: the f64 mode: every float is held and computed in double precision. threads: that share work, None: one a
-    core; results do not depend on their number. poison: see `CpuSession`.
+    core; results do not depend on their number. poison: see `CpuSession`. compiler: makes C kernels of what can be one;
+    None: the interpreter runs everything, as it does in the f64 mode.
     """
 
     double: bool = False
     threads: int | None = None
     poison: bool = False
+    compiler: Compiler | None = None
 
     @property
     def name(self) -> str:
@@ -40,20 +49,28 @@ class CpuDevice:
         """What the planner knows of this device."""
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
         item_bytes = {name: dtype.itemsize for name, dtype in dtypes.items()}
-        workspace, loops = estimator(item_bytes, self._num_threads), loop_bytes(item_bytes)
-        return MemoryProfile("cpu", item_bytes, workspace, runtime_bytes, loop_bytes=loops, is_host=True)
+        workspace = estimator(item_bytes, self._num_threads)
+        by_body = _is_composite if self._compiler is None else _has_no_kernel
+        return MemoryProfile(
+            "cpu", item_bytes, workspace, runtime_bytes, by_body=by_body, loop_bytes=loop_bytes(item_bytes),
+            is_host=True,
+        )  # fmt: skip
 
     @property
     def _num_threads(self) -> int:
         return self.threads or num_cores()
 
     def describe(self) -> str:
-        """The processor, its cores, the memory that is free, and that NumPy interprets."""
+        """The processor, its cores, the memory that is free, and what runs programs."""
         mode = ", all floats in double precision" if self.double else ""
-        return (
-            f"{processor()}, {num_cores()} cores, {free_bytes() / GIB:.1f} GiB free, "
-            f"interpreter on NumPy {np.__version__}{mode}"
-        )
+        means = f"interpreter on NumPy {np.__version__}{mode}"
+        if self._compiler is not None:
+            means = f"C kernels by {self._compiler.path}, NumPy {np.__version__}"
+        return f"{processor()}, {num_cores()} cores, {free_bytes() / GIB:.1f} GiB free, {means}"
+
+    @property
+    def _compiler(self) -> Compiler | None:
+        return None if self.double else self.compiler
 
     def free_bytes(self) -> int:
         """Memory of the machine that is free now."""
@@ -65,10 +82,44 @@ class CpuDevice:
         return admit(plan, free_bytes() if budget.bytes is None else budget.bytes)
 
     def open(self, plan: ProgramPlan) -> CpuSession:
-        """Allocate and prepare. Raises DiagnosticError E-MEM-004 if the machine refuses."""
+        """Allocate, compile and prepare. Raises DiagnosticError E-MEM-004 if the machine refuses.
+
+        A compiler that fails costs speed alone: the interpreter runs the plan, and the session warns of it.
+        """
         growth = ResidentGrowth()
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
-        assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), (
-            plan.profile
-        )
-        return CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
+        assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), plan.profile
+        if self._compiler is None:
+            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
+        native = Native(self._compiler, self._num_threads, find_blas())
+        try:
+            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, native)
+        except CompileError as error:
+            interpreter = replace(self, compiler=None)
+            plan = plan_memory(plan.program, interpreter.profile)
+            session = CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
+            session.warnings = (_without_kernels(error),)
+            return session
+
+    def lowering(self, plan: ProgramPlan) -> list[str]:
+        """Rows of the lowering report: for each phase its steps, C calls, and what is interpreted."""
+        session = self.open(plan)
+        try:
+            return [*[f"  {'':<24}{warning.message}" for warning in session.warnings], *session.report()]
+        finally:
+            session.close()
+
+
+def _is_composite(node: Node) -> bool:
+    return OPS[node.op].work is Work.EXPAND
+
+
+def _has_no_kernel(node: Node) -> bool:
+    """Whether a composite runs as the steps of its body."""
+    return _is_composite(node) and not (find_blas() is not None and is_attention(node))
+
+
+def _without_kernels(error: CompileError) -> Diagnostic:
+    message = f"the C compiler made no kernels: {error}; the interpreter runs the program, several times slower"
+    help = "name another compiler with SEXPGPU_CC, or say SEXPGPU_CPU=interpreter"
+    return Diagnostic("W-DEV-001", message, help=(help,))

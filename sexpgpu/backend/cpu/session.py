@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from sexpgpu.backend.cpu.machine import UNPLANNED_BYTES, ResidentGrowth
 from sexpgpu.backend.cpu.memory import LOOPS, Memory, constant_bytes
+from sexpgpu.backend.cpu.native.lowering import Native, Stretch
 from sexpgpu.backend.cpu.steps import prepare
 from sexpgpu.backend.cpu.workers import SingleThreadedBlas, Workers
 from sexpgpu.backend.protocol import Call, Fault, Outputs
@@ -52,7 +54,7 @@ class _Prepared:
     feeds: Mapping[str, tuple[TensorType, Array]]
     saves: Sequence[tuple[Array, Array]]
     results: Mapping[str, Array]
-    commits: Sequence[tuple[Array, Array]]
+    commits: Sequence[Callable[[], object]]
     order: Mapping[int, int]
     deaths: Sequence[Sequence[Array]]
     apply: _Prepared | None
@@ -64,7 +66,9 @@ class CpuSession:
     growth: measures the process, from before anything was allocated. poison: a slow mode for tests, which
     fills the arena with NaN before a call and every range again when it dies, and watches the bytes around
     the arena.
-    Raises: E-MEM-004 where the machine refuses memory.
+    native: makes C kernels of the steps that can be some; None: all are interpreted. warnings: what whoever opened the
+    plan should tell.
+    Raises: E-MEM-004 where the machine refuses memory; CompileError where kernels cannot be compiled.
     """
 
     def __init__(
@@ -74,8 +78,10 @@ class CpuSession:
         num_threads: int,
         growth: ResidentGrowth,
         poison: bool = False,
+        native: Native | None = None,
     ) -> None:
         self.plan = plan
+        self.warnings: tuple[Diagnostic, ...] = ()
         self._growth = growth
         self._poison = poison
         self._faults: dict[tuple[int, str], tuple[Node, str]] = {}
@@ -87,8 +93,18 @@ class CpuSession:
             raise DiagnosticError(_refused(plan, "opening the plan")) from error
         self._blas = SingleThreadedBlas()
         self._workers = Workers(num_threads)
+        self._native = native
         self._phases = {name: self._prepare(phase) for name, phase in plan.phases.items()}
         self._copies = self._make_copies() if plan.snapshot_bytes else {}
+        if native is not None:
+            try:
+                native.link()
+            except MemoryError as error:
+                self.close()
+                raise DiagnosticError(_refused(plan, "opening the plan")) from error
+            except BaseException:
+                self.close()
+                raise
 
     # Memory.
 
@@ -127,18 +143,26 @@ class CpuSession:
         deaths = [[arena[start : start + size] for start, size in step.dies] for step in plan.steps]
         return _Prepared(
             plan=plan,
-            calls=prepare(plan.steps, self._memory, self._ctx, self._workers, together=not self._poison),
+            calls=prepare(plan.steps, self._memory, self._ctx, self._workers, self._native, together=not self._poison),
             feeds={
                 name: (type, view(Layout(FEED + name, 0, contiguous(type.shape)), type))
                 for name, type in plan.phase.feeds.items()
             },
             saves=pairs(plan.saves),
             results={name: view(layout, type) for name, (type, layout) in plan.results.items()},
-            commits=pairs(plan.commits),
+            commits=self._copying(pairs(plan.commits)),
             order=order,
             deaths=deaths,
             apply=None if plan.apply is None else self._prepare(plan.apply),
         )
+
+    def _copying(self, pairs: Sequence[tuple[Array, Array]]) -> list[Callable[[], object]]:
+        """Calls that copy each first array to the second."""
+        calls: list[Callable[[], object]] = []
+        if self._native is not None:
+            stretch, pairs = self._native.copies(pairs)
+            calls = [stretch] if len(stretch) else []
+        return [*calls, *[partial(np.copyto, target, source) for source, target in pairs]]
 
     def _slot(self, name: str) -> Array:
         type = self._slots[name].type
@@ -215,9 +239,25 @@ class CpuSession:
         """What the interpreter takes for itself while a run goes on: see `UNPLANNED_BYTES`."""
         return UNPLANNED_BYTES
 
+    def report(self) -> list[str]:
+        """For each phase: steps, calls of C, and operations that are interpreted."""
+        rows = []
+        for name, phase in self._phases.items():
+            row = f"  {name:<24}{len(phase.plan.steps)} steps"
+            if self._native is not None:
+                stretches = [call for call in phase.calls if isinstance(call, Stretch)]
+                native = {id(node) for call in stretches for node in call.nodes}
+                others = sorted({step.node.op for step in phase.plan.steps if id(step.node) not in native})
+                row += f", {sum([len(each) for each in stretches])} calls of C in {len(stretches)} stretches"
+                row += f", interpreted: {', '.join(others)}" if others else ""
+            rows.append(row)
+        return rows
+
     def close(self) -> None:
         """Let go of all memory and end the threads."""
         self._workers.close()
+        if self._native is not None:
+            self._native.close()
         self._blas.release()
         self._phases.clear()
         self._memory.buffers.clear()
@@ -231,9 +271,7 @@ class CpuSession:
 
     def _run(self, phase: _Prepared, feeds: Mapping[str, Array]) -> Outputs:
         if feeds.keys() != phase.feeds.keys():
-            raise ValueError(
-                f"phase `{phase.plan.phase.name}` takes {sorted(phase.feeds)}, not {sorted(feeds)}"
-            )
+            raise ValueError(f"phase `{phase.plan.phase.name}` takes {sorted(phase.feeds)}, not {sorted(feeds)}")
         self._workers.settle()
         for name, (type, staging) in phase.feeds.items():
             _put(staging, feeds[name], type, f"feed `{name}`")
@@ -247,8 +285,8 @@ class CpuSession:
             with uninterrupted():
                 if phase.apply is not None:
                     self._execute(phase.apply)
-                for source, target in (phase.apply or phase).commits:
-                    np.copyto(target, source)
+                for commit in (phase.apply or phase).commits:
+                    commit()
         return Outputs(results, faults, committed)
 
     def _execute(self, phase: _Prepared) -> None:
@@ -324,7 +362,6 @@ def _refused(plan: ProgramPlan, where: str) -> Diagnostic:
     parts = ", ".join(f"{name} {shown_size(num_bytes)}" for name, num_bytes in plan.parts().items())
     return Diagnostic(
         "E-MEM-004",
-        f"the machine refused memory while {where}; the run holds {shown_size(plan.peak_bytes)} "
-        f"at its peak: {parts}",
+        f"the machine refused memory while {where}; the run holds {shown_size(plan.peak_bytes)} at its peak: {parts}",
         help=("use a smaller batch or `--variant smoke`, or end what else uses this machine's memory",),
     )

@@ -14,6 +14,7 @@ from sexpgpu.backend.cpu.bodies import is_loop
 from sexpgpu.backend.cpu.kernels import stages
 from sexpgpu.backend.cpu.loops import LoopCall
 from sexpgpu.backend.cpu.memory import Memory
+from sexpgpu.backend.cpu.native.lowering import Native
 from sexpgpu.backend.cpu.workers import Workers
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Context, Work
@@ -49,9 +50,21 @@ class InOrder:
 
 
 def prepare(
-    steps: Sequence[Step], memory: Memory, ctx: Context, workers: Workers, *, together: bool = True
+    steps: Sequence[Step],
+    memory: Memory,
+    ctx: Context,
+    workers: Workers,
+    native: Native | None = None,
+    *,
+    together: bool = True,
 ) -> list[PreparedCall]:
-    """Calls that execute `steps` in order. together: several steps may become one call; otherwise each is one."""
+    """Calls that execute `steps` in order.
+
+    native: what compiles steps to C; what it cannot take is interpreted. together: several steps may become one call;
+    otherwise each is one.
+    """
+    if native is not None:
+        return native.calls(steps, memory, partial(_interpreted, memory, ctx, workers, native), together=together)
     calls: list[PreparedCall] = []
     run = Run()
 
@@ -86,12 +99,20 @@ def _candidate(step: Step, memory: Memory, ctx: Context) -> Operation | None:
     return operation(step, memory, ctx)
 
 
-def _call(step: Step, memory: Memory, ctx: Context, workers: Workers) -> PreparedCall:
+def _interpreted(memory: Memory, ctx: Context, workers: Workers, native: Native, step: Step) -> PreparedCall:
+    """One step among others that are C."""
+    if is_loop(step.node):
+        return _call(step, memory, ctx, workers, native)
+    (call,) = prepare((step,), memory, ctx, workers)
+    return call
+
+
+def _call(step: Step, memory: Memory, ctx: Context, workers: Workers, native: Native | None = None) -> PreparedCall:
     node = step.node
     inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
     outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
     if is_loop(node):
-        return LoopCall(node, inputs, outputs, memory, ctx, partial(prepare, workers=workers))
+        return LoopCall(node, inputs, outputs, memory, ctx, partial(prepare, workers=workers, native=native))
     calls: list[PreparedCall] = []
     for stage in stages(ctx, node, tuple(inputs), tuple(outputs)):
         calls.append(stage[0] if len(stage) == 1 else StageCall(node, stage, workers))

@@ -190,33 +190,35 @@ def contract(spec: str, x: Array, y: Array, out: Array) -> None:
 
 TILE_WORK = 32_000_000
 """Floating-point operations that are worth a call of their own; smaller tiles pack their operands too often."""
+HALF_WORK = 15_000_000
+"""The same of each of two tiles."""
 LEAST_WORK = 8_000_000
 """Floating-point operations of a tile where it costs nothing: in a batch of products."""
-MAX_TILES = 16
+FEW_TILES, MAX_TILES = 8, 16
+LARGE_TILE_WORK = 512_000_000
+"""What a tile must be worth where there are more than a few: each packs operands that others pack too."""
 LEAST_SIDE = 48
 """Rows or columns of a tile, at least: below this BLAS spends its time on packing."""
 SLOW_SIDE = 32
 """A product with a side of this length takes about twice as long per operation as a large one."""
 
 
-def tile_grid(num_batch: int, m: int, n: int, k: int, transposed: bool = False) -> tuple[int, int, int]:
-    """Into how many tiles the batch, the rows and the columns of a product are cut: by its shape alone.
-
-    transposed: the left operand lies column by column, so that cutting its rows costs more.
-    """
+def tile_grid(num_batch: int, m: int, n: int, k: int) -> tuple[int, int, int]:
+    """Into how many tiles the batch, the rows and the columns of a product are cut: by its shape alone."""
     work = 2 * num_batch * m * n * k * (1 + SLOW_SIDE / max(1, min(m, n, k)))
     batches = rows = columns = 1
     while batches < MAX_TILES and batches * 2 <= num_batch and batches * 2 * LEAST_WORK <= work:
         batches *= 2
-    while batches * rows * columns < MAX_TILES and batches * rows * columns * 2 * TILE_WORK <= work:
+    while (tiles := 2 * batches * rows * columns) <= MAX_TILES:
+        if tiles * (HALF_WORK if tiles == 2 else TILE_WORK if tiles <= FEW_TILES else LARGE_TILE_WORK) > work:
+            break
         row_length, column_length = m // rows, n // columns
-        if transposed:
-            row_length //= 2
-        if row_length >= column_length // 2 and m // rows >= 2 * LEAST_SIDE:
+        # Tall tiles are faster than square ones.
+        if row_length > 2 * column_length and row_length >= 2 * LEAST_SIDE:
             rows *= 2
         elif column_length >= 2 * LEAST_SIDE:
             columns *= 2
-        elif m // rows >= 2 * LEAST_SIDE:
+        elif row_length >= 2 * LEAST_SIDE:
             rows *= 2
         else:
             break
@@ -232,13 +234,13 @@ def cuts(size: int, num_parts: int) -> list[slice]:
 Index = tuple[Any, ...]
 
 
-def _tile_indices(shape: Sequence[int], n: int, transposed: bool) -> list[tuple[Index, Index, Index]]:
+def _tile_indices(shape: Sequence[int], n: int) -> list[tuple[Index, Index, Index]]:
     """For x of `shape` times matrices of n columns: what each tile reads of x and of y, and what it writes."""
     *lead, m, k = shape
     axis = max(range(len(lead)), key=lambda a: lead[a], default=0)
     size = lead[axis] if lead else 1
     others = math.prod(lead) // max(1, size)
-    batches, rows, columns = tile_grid(size, m, n, k * others, transposed)
+    batches, rows, columns = tile_grid(size, m, n, k * others)
     every = slice(None)
     found = []
     for part in cuts(size, batches):
@@ -309,8 +311,7 @@ class _Packed:
         """Copies, the tiles of the product, and what follows them."""
         x, y, out = self.arrays
         tiles: list[Callable[[], Any]] = []
-        transposed = x is not None and x.strides[-1] != x.itemsize
-        for left, right, target in _tile_indices(self.shapes[0], self.shapes[1][-1], transposed):
+        for left, right, target in _tile_indices(self.shapes[0], self.shapes[1][-1]):
             if x is not None and y is not None and out is not None:
                 tiles.append(partial(np.matmul, x[left], y[right], out[target]))
             else:

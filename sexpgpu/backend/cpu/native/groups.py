@@ -1,0 +1,241 @@
+"""Operations that walk over the same rows, put together: the rows of a group are independent of each other.
+
+For a number of rows R every operand is cut into R rows. An elementwise operation makes row i of its result of row i of
+its operands, a reduction of trailing axes makes one number of each row, a reduction of leading axes adds row i to a
+partial result. A group is `flat` where a row is one element and elements lie evenly: then kernels walk over elements.
+
+Flow: `lowering` asks for the longest group that begins at a step. What only the group itself reads is never written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+from sexpgpu.backend.cpu.native.operations import (
+    COLUMN,
+    ROW,
+    Operand,
+    Operation,
+    Place,
+    Shape,
+    kept_axes,
+    place_of,
+)
+from sexpgpu.plan.layout import ARENA
+
+MAX_OPERATIONS = 40
+UNRELATED = 4
+"""Operations after which one that shares nothing with them begins a group of its own: equal leaves, equal kernels."""
+LONG_ROW = 1 << 16
+"""Elements of a row above which few rows are too few to share."""
+MANY_ROWS = 16
+
+
+@dataclass(slots=True)
+class Value:
+    """What an operation of a group makes. private: nobody but the group reads it, so it is never written."""
+
+    place: Place
+    dtype: str
+    private: bool = False
+
+
+@dataclass(slots=True)
+class Access:
+    """A read or write of memory by a group. value: the number of the value that is written."""
+
+    place: Place
+    value: int | None
+
+
+@dataclass(slots=True)
+class Group:
+    """Operations over `num_rows` rows.
+
+    reads: for each operation what its inputs are: numbers of values of the group, or places in memory.
+    """
+
+    num_rows: int
+    operations: list[Operation] = field(default_factory=list)
+    reads: list[tuple[int | Place, ...]] = field(default_factory=list)
+    values: list[Value] = field(default_factory=list)
+    current: dict[Place, int] = field(default_factory=dict)
+    accesses: dict[tuple[Place, int | None], Access] = field(default_factory=dict)
+    loaded: set[Place] = field(default_factory=set)
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether every row is one element and all operands lie evenly."""
+        return all(self.row_size(o) == 1 and o.kind != ROW for o in self.operations) and all(
+            access.place.is_even for access in self.accesses.values()
+        )
+
+    def row_size(self, operation: Operation) -> int:
+        """Elements of a row of an operation."""
+        return operation.size // self.num_rows
+
+    @property
+    def row_elements(self) -> int:
+        """Elements of the longest row."""
+        return max([self.row_size(o) for o in self.operations])
+
+    def add(self, operation: Operation) -> bool:
+        """Take `operation` in; False, and nothing changes, where it does not fit."""
+        if self.num_rows == 1 and operation.kind == COLUMN and operation.output.size == 1:
+            operation = replace(operation, kind=ROW)
+        if len(self.operations) == MAX_OPERATIONS or not self._fits(operation):
+            return False
+        reads = [place_of(x, self.num_rows) for x in operation.inputs]
+        made = self._made(operation)
+        if made is None or None in reads:
+            return False
+        places = [place for place in reads if place is not None]
+        if self._is_unrelated(places) or any(self._is_window(place) for place in places):
+            return False
+        if not self._apart([*places, made] if operation.kind != COLUMN else places, made, operation.kind):
+            return False
+        self._take(operation, places, made)
+        return True
+
+    def _fits(self, operation: Operation) -> bool:
+        shape, num_rows = operation.shape, self.num_rows
+        if kept_axes(shape, num_rows) is None:
+            return False
+        if self.operations and operation.size // num_rows > LONG_ROW and num_rows < MANY_ROWS:
+            return False
+        if operation.kind == ROW:
+            return operation.output.size == num_rows
+        if operation.kind == COLUMN and operation.output.size > 1:
+            return operation.size == operation.output.size * num_rows
+        return True
+
+    def _made(self, operation: Operation) -> Place | None:
+        """Where the result goes. Partial results of columns go elsewhere, and are folded when all rows are done."""
+        if operation.kind == COLUMN:
+            return place_of(Operand(operation.output.layout, operation.output.dtype, operation.output.shape), 1)
+        made = place_of(operation.output, self.num_rows)
+        if made is None or self.num_rows == 1:
+            return made
+        low, high = made.first_row
+        return made if made.is_even and high - low <= made.row_bytes else None
+
+    def _is_window(self, place: Place) -> bool:
+        """Whether a read takes what the group has written in another order than it was written."""
+        if place in self.current:
+            return False
+        return any(not value.private and overlaps(value.place, place) for value in self.values)
+
+    def _is_unrelated(self, reads: Sequence[Place]) -> bool:
+        if len(self.operations) < UNRELATED:
+            return False
+        return not any(place in self.current or (place.lead and place in self.loaded) for place in reads)
+
+    def _apart(self, places: Sequence[Place], made: Place, kind: str) -> bool:
+        """Whether no row touches what another row of the group writes."""
+        for access in self.accesses.values():
+            other = access.place
+            if access.value is not None and self.values[access.value].private:
+                continue
+            for place in places:
+                writes = access.value is not None or place is made
+                if writes and overlaps(place, other) and not self._in_rows(place, other):
+                    return False
+            # A sum of columns is written when all rows are done; nothing that the group reads may lie there.
+            if kind == COLUMN and overlaps(made, other):
+                return False
+        columns = [self.values[i].place for i, o in enumerate(self.operations) if o.kind == COLUMN]
+        return not any(overlaps(place, column) for place in (*places, made) for column in columns)
+
+    def _in_rows(self, one: Place, other: Place) -> bool:
+        if self.num_rows == 1:
+            return True
+        if not (one.is_even and other.is_even) or one.row_bytes != other.row_bytes or one.row_bytes <= 0:
+            return False
+        (low, high), (other_low, other_high) = one.first_row, other.first_row
+        return max(high, other_high) - min(low, other_low) <= one.row_bytes
+
+    def _take(self, operation: Operation, places: Sequence[Place], made: Place) -> None:
+        reads: list[int | Place] = []
+        for place in places:
+            found = self.current.get(place)
+            if found is None:
+                self.accesses.setdefault((place, None), Access(place, None))
+                self.loaded.add(place)
+                reads.append(place)
+            else:
+                reads.append(found)
+        number = len(self.values)
+        if operation.kind != COLUMN:
+            for place, value in list(self.current.items()):
+                if overlaps(place, made):
+                    # Whoever reads there now reads the new value.
+                    self.values[value].private = place == made
+                    del self.current[place]
+            self.current[made] = number
+        self.values.append(Value(made, operation.output.dtype))
+        self.accesses[made, number] = Access(made, number)
+        self.operations.append(operation)
+        self.reads.append(tuple(reads))
+        for start, num_bytes in operation.dies:
+            self._end(start, start + num_bytes)
+
+    def _end(self, start: int, stop: int) -> None:
+        """A range of the arena holds nothing any more."""
+        for place, value in list(self.current.items()):
+            low, high = place.span
+            if place.buffer == ARENA and start <= low and high <= stop:
+                self.values[value].private = True
+                del self.current[place]
+
+
+def overlaps(one: Place, other: Place) -> bool:
+    """Whether two places share bytes, as far as their ends tell."""
+    if one.buffer != other.buffer:
+        return False
+    (low, high), (other_low, other_high) = one.span, other.span
+    return low < other_high and other_low < high
+
+
+def longest_group(operations: Sequence[Operation], position: int) -> Group | None:
+    """The group that takes in most operations from `position` on; None where even the first has no rows."""
+    first = operations[position]
+    best: Group | None = None
+    best_score: tuple[int, ...] = ()
+    for num_rows in _row_counts(first):
+        group = Group(num_rows)
+        for operation in operations[position : position + MAX_OPERATIONS]:
+            if not group.add(operation):
+                break
+        if not group.operations:
+            continue
+        score = _score(group)
+        if best is None or score > best_score:
+            best, best_score = group, score
+    return best
+
+
+def _row_counts(operation: Operation) -> list[int]:
+    counts = [1]
+    for size in operation.shape:
+        counts.append(counts[-1] * size)
+    if operation.kind == ROW:
+        return [operation.output.size]
+    if operation.kind == COLUMN and operation.output.size > 1:
+        return [operation.size // operation.output.size]
+    return sorted(set(counts))
+
+
+def _score(group: Group) -> tuple[int, ...]:
+    """Enough rows to share first; then the longest; then the least work around the elements."""
+    size = group.row_elements
+    shares = size <= LONG_ROW or group.num_rows >= MANY_ROWS
+    flat = group.is_flat
+    walkable = flat or size >= 16 or all(group.row_size(o) == prod(_own(o)) for o in group.operations)
+    return (shares, walkable, len(group.operations), flat, group.num_rows if size >= 32 else 0, -group.num_rows)
+
+
+def _own(operation: Operation) -> Shape:
+    """The trailing axis."""
+    return operation.shape[-1:]

@@ -1,0 +1,335 @@
+"""Steps of a plan as calls: stretches of C actions, and Python calls for what has none.
+
+Flow: `steps` asks a `Native` for the calls of each phase when a plan is opened, and links them when all are there: then
+the texts of all kernels are known, and are compiled together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from sexpgpu.backend.cpu.memory import Memory
+from sexpgpu.backend.cpu.native.attention import ATTENTION_TEXTS, attention_of, is_attention
+from sexpgpu.backend.cpu.native.attention import scratch_bytes as attention_scratch
+from sexpgpu.backend.cpu.native.blas import Blas, products_of
+from sexpgpu.backend.cpu.native.compiler import Compiler, unit_count
+from sexpgpu.backend.cpu.native.convolution import TEXT as CONVOLUTION_TEXT
+from sexpgpu.backend.cpu.native.convolution import convolution_of, has_kernel
+from sexpgpu.backend.cpu.native.driver import ACTION, Driver, Pool, driver
+from sexpgpu.backend.cpu.native.groups import Group, longest_group
+from sexpgpu.backend.cpu.native.operations import MAP, Operand, Operation, Place, operations_of
+from sexpgpu.backend.cpu.native.prelude import PRELUDE
+from sexpgpu.backend.cpu.native.printer import Kernel, Partial, is_spelt, print_fold, print_group
+from sexpgpu.ir.builder import Builder
+from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import OPS, Array, Context, Work
+from sexpgpu.ir.types import TensorType
+from sexpgpu.plan.layout import Layout, contiguous, is_contiguous
+from sexpgpu.plan.phase import Step
+
+PIECE_ELEMENTS = 1 << 14
+"""Elements that a piece of work walks over, about: enough to be worth a turn, few enough to share."""
+COLUMN_PIECES = 16
+"""Pieces that leave partial results of columns, at most."""
+PIECE_OPERATIONS = 2_000_000
+"""Floating-point operations of a piece of products, about."""
+COPY_BYTES = 1 << 18
+"""Bytes of a piece of a copy."""
+SHARED_OPERATIONS = 1 << 18
+"""Operations on elements below which one thread does an action alone: about twenty microseconds."""
+STRETCH_OPERATIONS = 1 << 32
+"""The same after which Python gets its turn: it looks for interrupts between stretches, a few times a second."""
+PRODUCT_RATE = 8
+"""Floating-point operations of a product that take as long as one operation on an element."""
+WORK = {"exp": 8, "log": 8, "tanh": 12, "sigmoid": 14, "erf": 16, "div": 2, "sqrt": 2, "rsqrt": 3}
+"""What functions cost; an addition costs 1."""
+
+PACKED = "packed"
+"""A buffer that stands for the memory which kernels share from action to action."""
+
+PreparedCall = Callable[[], Any]
+
+
+class Stretch:
+    """Actions that run without Python in between, prepared; `link` makes them callable."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.work = 0
+        self._actions: list[tuple[str, np.ndarray, int, int, bool]] = []
+        self._table = np.zeros(0, ACTION)
+        self._address = 0
+        self._run: Callable[[int, int], None] | None = None
+
+    def add(self, name: str, operands: np.ndarray, count: int, step: int, work: int) -> None:
+        """The function `name` over `count` things, in pieces of `step`. work: operations of all of it, about."""
+        self._actions.append((name, operands, count, step, work >= SHARED_OPERATIONS))
+        self.work += work
+
+    def link(self, addresses: dict[str, int], pool: Pool) -> None:
+        """Fill in where functions lie."""
+        rows = [(addresses[name], operands.ctypes.data, *numbers) for name, operands, *numbers in self._actions]
+        self._table = np.array(rows, ACTION)
+        self._address, self._run = self._table.ctypes.data, pool.run
+
+    def __call__(self) -> None:
+        assert self._run is not None
+        self._run(self._address, len(self._table))
+
+    def __len__(self) -> int:
+        return len(self._actions)
+
+
+@dataclass(slots=True)
+class Native:
+    """What compiles and runs the C of one opened plan.
+
+    kernels: texts by name. stretches: what is to be linked. partial_bytes, scratch_bytes: memory that kernels share.
+    memories, tables: what actions point into.
+    """
+
+    compiler: Compiler
+    num_threads: int
+    blas: Blas | None
+    kernels: dict[str, str] = field(default_factory=dict)
+    stretches: list[Stretch] = field(default_factory=list)
+    scratch_bytes: int = 0
+    partials: list[tuple[np.ndarray, int]] = field(default_factory=list)
+    partial_bytes: int = 0
+    num_launches: int = 0
+    memories: list[Memory] = field(default_factory=list)
+    tables: list[np.ndarray] = field(default_factory=list)
+    _shared: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    _pool: Pool | None = None
+
+    def calls(
+        self, steps: Sequence[Step], memory: Memory, interpret: Callable[[Step], PreparedCall], *, together: bool
+    ) -> list[PreparedCall]:
+        """Calls that execute `steps` in order. together: several steps may become one call; otherwise each is one."""
+        self.memories.append(memory)
+        made: list[PreparedCall] = []
+        open_stretch: Stretch | None = None
+        position = 0
+        while position < len(steps):
+            if open_stretch is not None and (not together or open_stretch.work >= STRETCH_OPERATIONS):
+                open_stretch = None
+            stretch = open_stretch or Stretch()
+            taken = self._take(steps, position, memory, stretch, together)
+            if not taken:
+                made.append(interpret(steps[position]))
+                open_stretch = None
+                position += 1
+                continue
+            stretch.nodes += [step.node for step in steps[position : position + taken]]
+            if open_stretch is None:
+                made.append(stretch)
+                self.stretches.append(stretch)
+                open_stretch = stretch
+            position += taken
+        return made
+
+    def copies(self, pairs: Sequence[tuple[Array, Array]]) -> tuple[Stretch, list[tuple[Array, Array]]]:
+        """Copies of each first array to the second as C, and the pairs of which one does not lie evenly."""
+        stretch, others = Stretch(), []
+        for source, target in pairs:
+            if source.flags.c_contiguous and target.flags.c_contiguous and source.dtype == target.dtype:
+                operands = np.array([target.ctypes.data, source.ctypes.data], np.uint64)
+                stretch.add("copy_bytes", operands, source.nbytes, COPY_BYTES, source.nbytes)
+            else:
+                others.append((source, target))
+        self.stretches.append(stretch)
+        return stretch, others
+
+    def link(self) -> None:
+        """Compile what is missing, start the threads, and make all stretches callable. Raises CompileError."""
+        found = driver(self.compiler)
+        names = self.compiler.functions(PRELUDE, self.kernels, unit_count(list(self.kernels), self.num_threads))
+        addresses = {**found.addresses, **names}
+        self._shared = np.empty(self.partial_bytes, np.uint8)
+        for operands, index in self.partials:
+            operands[index] += self._shared.ctypes.data
+        self._pool = self._open(found)
+        for stretch in self.stretches:
+            stretch.link(addresses, self._pool)
+
+    def _open(self, found: Driver) -> Pool:
+        return found.pool(self.num_threads, self.scratch_bytes)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
+
+    # What becomes of steps.
+
+    def _take(self, steps: Sequence[Step], position: int, memory: Memory, stretch: Stretch, together: bool) -> int:
+        """Add actions for the steps from `position` on that can be one stretch; how many these are."""
+        step = steps[position]
+        if OPS[step.node.op].work is Work.CONTRACT and self._product(step, memory, stretch):
+            return 1
+        if OPS[step.node.op].work is Work.CONV and self._convolution(step, memory, stretch):
+            return 1
+        if is_attention(step.node) and self._attention(step, memory, stretch):
+            return 1
+        operations: list[Operation] = []
+        ends: list[int] = []
+        for taken, each in enumerate(steps[position:] if together else [step], 1):
+            found = operations_of(each)
+            if not found or not all(is_spelt(o) for o in found):
+                break
+            operations += found
+            ends.append(len(operations))
+            if taken == 512:
+                break
+        start = 0
+        while start < len(operations):
+            group = longest_group(operations, start)
+            if group is None:
+                break
+            self._group(group, memory, stretch)
+            start += len(group.operations)
+        assert start == len(operations) or start in (0, *ends), step.node
+        return sum([1 for end in ends if end <= start])
+
+    def _product(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
+        node = step.node
+        if self.blas is None or any(t.dtype != "f32" for t in (*node.types, *[v.type for v in node.inputs])):
+            return False
+        inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
+        outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
+        prepare = OPS[node.op].prepare
+        assert prepare is not None, node.op
+        stages = prepare(Context(dict(memory.dtypes)), node, inputs, outputs)
+        if len(stages) != 1:
+            return False
+        table = products_of(stages[0])
+        if table is None:
+            return False
+        operands = np.array([self.blas.address, self.blas.wide, table.ctypes.data], np.uint64)
+        work = 2 * int(table["rows"][0]) * int(table["columns"][0]) * int(table["depth"][0])
+        piece = max(1, PIECE_OPERATIONS // max(1, work))
+        stretch.add("products", operands, len(table), piece, len(table) * work // PRODUCT_RATE)
+        self.tables.append(table)
+        self.num_launches += 1
+        return True
+
+    def _convolution(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
+        node = step.node
+        if self.blas is None or not has_kernel(node) or not is_contiguous(node.types[0].shape, step.outputs[0].strides):
+            return False
+        (x_layout, kernel_layout), (x, kernel) = step.inputs, (value.type for value in node.inputs)
+        operands = np.zeros(4, np.uint64)
+        strides, used = x_layout.strides, 0
+        # Channels side by side are copied as vectors, a dense kernel is a matrix; else each is packed first.
+        if strides[-1] == 1 and min(strides) >= 0:
+            operands[1] = memory.view(x_layout, x).ctypes.data
+        else:
+            strides, used = contiguous(x.shape), self._pack(x, x_layout, 0, operands, 1, memory, stretch)
+        if is_contiguous(kernel.shape, kernel_layout.strides):
+            operands[2] = memory.view(kernel_layout, kernel).ctypes.data
+        else:
+            self._pack(kernel, kernel_layout, used, operands, 2, memory, stretch)
+        operands[3] = memory.view(step.outputs[0], node.types[0]).ctypes.data
+        found = convolution_of(node, strides, self.blas)
+        operands[0] = found.tables[0].ctypes.data
+        self.tables += found.tables
+        self.kernels["convolution"] = CONVOLUTION_TEXT
+        self.scratch_bytes = max(self.scratch_bytes, 4 * found.block * found.depth)
+        work = 2 * found.depth * node.types[0].size // PRODUCT_RATE + 4 * found.rows * found.depth
+        stretch.add("convolution", operands, found.rows, found.block, work)
+        self.num_launches += 1
+        return True
+
+    def _pack(
+        self, type: TensorType, layout: Layout, start: int, operands: np.ndarray, index: int,
+        memory: Memory, stretch: Stretch,
+    ) -> int:  # fmt: skip
+        """Add a copy of a value to the shared memory from `start` on, where an operand reads it; where it ends."""
+        packed = Layout(PACKED, start, contiguous(type.shape))
+        sides = [Operand(each, type.dtype, type.shape) for each in (layout, packed)]
+        copy = longest_group([Operation(copied(type), MAP, type.shape, (sides[0],), sides[1])], 0)
+        assert copy is not None
+        self._group(copy, memory, stretch)
+        operands[index] = start
+        self.partials.append((operands, index))
+        used = start + -(-4 * type.size // 64) * 64
+        self.partial_bytes = max(self.partial_bytes, used)
+        return used
+
+    def _attention(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
+        node = step.node
+        if self.blas is None:
+            return False
+        inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
+        outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
+        found = attention_of(node, inputs, outputs, self.blas)
+        if found is None:
+            return False
+        self.tables += found.tables
+        self.kernels |= ATTENTION_TEXTS
+        self.scratch_bytes = max(self.scratch_bytes, attention_scratch(node))
+        operands = np.array([found.tables[0].ctypes.data], np.uint64)
+        piece = max(1, PIECE_OPERATIONS // max(1, found.flops))
+        stretch.add(found.name, operands, found.count, piece, found.count * found.flops // PRODUCT_RATE)
+        self.num_launches += 1
+        return True
+
+    def _group(self, group: Group, memory: Memory, stretch: Stretch) -> None:
+        """The kernel of a group, and folds of what its pieces leave."""
+        kernel = print_group(group)
+        self._need(kernel)
+        num_rows, row = group.num_rows, group.row_elements
+        step = max(1, PIECE_ELEMENTS // row)
+        if any(isinstance(o, Partial) for o in kernel.operands):
+            step = max(step, -(-num_rows // COLUMN_PIECES))
+        if group.is_flat:
+            step = -(-step // 64) * 64
+        pieces = -(-num_rows // step)
+        operands = np.zeros(len(kernel.operands), np.uint64)
+        folds: list[tuple[Partial, int]] = []
+        used = 0
+        for i, operand in enumerate(kernel.operands):
+            if isinstance(operand, Partial):
+                folds.append((operand, used))
+                operands[i] = used
+                self.partials.append((operands, i))
+                used += -(-pieces * operand.width * 4 // 64) * 64
+            elif operand.buffer == PACKED:
+                operands[i] = operand.offset_bytes
+                self.partials.append((operands, i))
+            else:
+                operands[i] = _address(operand, memory)
+        self.partial_bytes = max(self.partial_bytes, used)
+        work = sum([WORK.get(o.node.op, 1) * o.size for o in group.operations])
+        stretch.add(kernel.name, operands, num_rows, step, work)
+        self.num_launches += 1 + len(folds)
+        for partial_result, offset in folds:
+            operation = group.operations[partial_result.value]
+            fold_kernel = print_fold(partial_result.fold, operation.output.dtype)
+            self._need(fold_kernel)
+            target = memory.buffers[operation.output.layout.buffer].ctypes.data + operation.output.layout.offset_bytes
+            given = np.array([target, offset, pieces, partial_result.width], np.uint64)
+            self.partials.append((given, 1))
+            work = pieces * partial_result.width
+            stretch.add(fold_kernel.name, given, partial_result.width, PIECE_ELEMENTS, work)
+
+    def _need(self, kernel: Kernel) -> None:
+        self.kernels[kernel.name] = kernel.text
+        self.scratch_bytes = max(self.scratch_bytes, kernel.scratch_bytes)
+
+
+@lru_cache(maxsize=256)
+def copied(type: TensorType) -> Node:
+    """A node that stands for a copy which no graph has."""
+    b = Builder()
+    return b.op("stop-gradient", b.input("x", type)).node
+
+
+def _address(place: Place, memory: Memory) -> int:
+    return int(memory.buffers[place.buffer].ctypes.data) + place.offset_bytes
