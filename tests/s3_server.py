@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -38,13 +37,17 @@ ANSWERS = {"denied": ("403 Forbidden", "AccessDenied"), "broken": ("500 Internal
 
 @dataclass
 class S3Server:
-    """A server on loopback with the bucket `lab`. strike: called when a fault says so."""
+    """A server on loopback with the bucket `lab`.
+
+    strike: called when a fault says so. slow_s: how long a slow answer takes, unless `goes_on` is set before.
+    """
 
     url: str
     fault: Fault | None = None
     strike: Callable[[], None] = lambda: None
     requests: list[Request] = field(default_factory=list)
     slow_s: float = 1.0
+    goes_on: threading.Event = field(default_factory=threading.Event)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -60,6 +63,7 @@ class S3Server:
     def failing(self, fault: Fault) -> Iterator[None]:
         """For as long as the block lasts; numbers count from its beginning."""
         self.requests.clear()
+        self.goes_on.clear()
         self.fault = fault
         try:
             yield
@@ -97,7 +101,7 @@ def s3_server() -> Iterator[S3Server]:
             start_response("200 OK", [])
             return []
         if happens == "slow":
-            time.sleep(server.slow_s)
+            server.goes_on.wait(server.slow_s)
         elif happens is not None:
             environ["wsgi.input"].read(length)
             status, code = ANSWERS[happens]

@@ -139,11 +139,17 @@ def open_program(
     snapshot: see `Budget`.
     """
     from sexpgpu.backend.protocol import Budget
-    from sexpgpu.backend.registry import Compiling, open_device
 
-    device = open_device(settings.device, compiling=Compiling(settings.interpret, settings.compiler))
+    device = device_of(settings)
     plan = device.plan(program, Budget(settings.memory_bytes, snapshot))
     return device, plan, lambda: _opened(device, plan)
+
+
+def device_of(settings: Settings) -> Device:
+    """The device that the settings name, with its kernels compiled or not as they say. Raises E-DEV-…"""
+    from sexpgpu.backend.registry import Compiling, open_device
+
+    return open_device(settings.device, compiling=Compiling(settings.interpret, settings.compiler))
 
 
 @runtime_checkable

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sexpgpu.cli.common import choice_options, device_option, load, reporting, tell
+from sexpgpu.cli.common import choice_options, device_of, device_option, load, reporting, tell
 
 if TYPE_CHECKING:
     from sexpgpu.train.verification import Finding
@@ -41,7 +41,6 @@ def command(
     if file is None and not kernels:
         raise click.UsageError("give FILE, or --kernels, or both")
     from sexpgpu.backend.protocol import Budget
-    from sexpgpu.backend.registry import open_device
     from sexpgpu.settings import from_environment
     from sexpgpu.train.phases import assemble
     from sexpgpu.train.samples import verify_samples
@@ -49,7 +48,7 @@ def command(
 
     environment = from_environment(device)
     experiment = None if file is None else load(file, variant, settings, run_name)
-    chosen = open_device(environment.device)
+    chosen = device_of(environment)
     budget = Budget(environment.memory_bytes)
     samples = list(verify_samples(chosen, budget)) if kernels else []
     found = Verification()

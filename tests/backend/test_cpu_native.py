@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import zlib
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -18,12 +17,12 @@ from sexpgpu.backend.cpu.native.prelude import PRELUDE
 from sexpgpu.backend.protocol import Budget, Call
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import evaluate
-from sexpgpu.ir.opdef import OPS, Array, Sample
+from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.program import Phase, Program
 from sexpgpu.ir.types import TensorType
+from sexpgpu.train.samples import Case, cases
 from tests.backend.native import compile_together, compiler
 from tests.backend.random_programs import random_program, reference_call
-from tests.backend.test_cpu_ops import CASES, values
 
 SEEDS = range(100)
 
@@ -124,25 +123,21 @@ def test_threads_change_no_bit(
             assert other == name and found.tobytes() == array.tobytes(), name
 
 
-def one_node(name: str, sample: Sample) -> tuple[Program, Phase, dict[str, Array]]:
-    b = Builder()
-    inputs = [b.input(f"feed:x{i}", type) for i, type in enumerate(sample.types)]
-    node = b.node(name, inputs, sample.attrs, sample.bodies)
-    phase = Phase("p", b.graph("p", [(f"result:y{i}", v) for i, v in enumerate(node.outputs)], inputs))
-    rng = np.random.default_rng(zlib.crc32(name.encode()))
-    feeds = {f"x{i}": values(sample, i, rng) for i in range(len(inputs))}
-    return Program((), (phase,), Builder().graph("schedule", [])), phase, feeds
+def one_node(case: Case) -> tuple[Program, Phase, dict[str, Array]]:
+    phase = Phase("p", case.graph())
+    return Program((), (phase,), Builder().graph("schedule", [])), phase, case.feeds()
 
 
 @pytest.fixture(scope="module")
 def samples() -> None:
-    made = [one_node(name, sample)[0] for name, op in sorted(OPS.items()) for sample in op.samples]
-    compile_together(made, [lambda c: CpuDevice(threads=1, poison=True, compiler=c)])
+    compile_together(
+        [one_node(case)[0] for case in cases()], [lambda c: CpuDevice(threads=1, poison=True, compiler=c)]
+    )
 
 
-@pytest.mark.parametrize("name, sample", CASES)
-def test_every_sample(name: str, sample: Sample, samples: None) -> None:
-    program, phase, feeds = one_node(name, sample)
+@pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in cases()])
+def test_every_sample(case: Case, samples: None) -> None:
+    program, phase, feeds = one_node(case)
     device = poisoned()
     session = device.open(device.plan(program, Budget()))
     (outputs,) = session.run([Call("p", feeds)]).result()

@@ -322,12 +322,18 @@ def begin_before_s3(folder: Path, s3: S3Server, place: str) -> subprocess.Popen[
     return process
 
 
-def test_a_signal_waits_for_the_write_under_way(folder: Path, s3: S3Server) -> None:
+def test_a_signal_waits_for_the_write_under_way(
+    folder: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = "s3://lab/sigterm"
+    monkeypatch.setattr(s3, "slow_s", 60.0)
     with s3.failing(lambda request: "slow" if "step-00000003/state-" in request.path else None):
         process = begin_before_s3(folder, s3, place)
         assert published(place) == ["step-00000001"]
         process.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        assert process.poll() is None and published(place) == ["step-00000001"]
+        s3.goes_on.set()
         output, errors = process.communicate(timeout=60)
     assert process.returncode == 130 and not errors, errors
     last = published(place)[-1]
@@ -339,13 +345,13 @@ def test_a_signal_waits_for_the_write_under_way(folder: Path, s3: S3Server) -> N
 
 def test_a_second_signal_waits_for_nothing(folder: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     place = "s3://lab/twice"
-    monkeypatch.setattr(s3, "slow_s", 20.0)
+    monkeypatch.setattr(s3, "slow_s", 60.0)
     with s3.failing(lambda request: "slow" if "step-00000003/state-" in request.path else None):
         process = begin_before_s3(folder, s3, place)
         process.send_signal(signal.SIGINT)
         time.sleep(0.5)
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=15)
+        _, errors = process.communicate(timeout=50)
     assert process.returncode == 130 and "interrupted" in errors and "Traceback" not in errors
     assert published(place) == ["step-00000001"]
 
