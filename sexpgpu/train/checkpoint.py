@@ -18,7 +18,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,12 +76,19 @@ class Best:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def save(store: Store, step: int, tensors: Mapping[str, np.ndarray[Any, Any]], meta: Mapping[str, Any]) -> str:
+def save(
+    store: Store,
+    step: int,
+    tensors: Mapping[str, np.ndarray[Any, Any]],
+    meta: Mapping[str, Any],
+    paced: Callable[[Iterator[memoryview]], Iterator[memoryview]] | None = None,
+) -> str:
     """Write the checkpoint of `step`, in place of an earlier one of that step; its name.
 
     `meta` is plain JSON data that holds `META_KEYS`; `meta["roles"]` names the role of every tensor, and
     `meta["scores"]`, where it is, the value of evaluated series at this step.
     Tensors that are contiguous are written from where they are, without a copy.
+    paced: hands on the bytes in its own time.
 
     Raises: E-IO-001, E-IO-003 (another run took the store over)
     """
@@ -94,7 +101,8 @@ def save(store: Store, step: int, tensors: Mapping[str, np.ndarray[Any, Any]], m
         return _sealed(dict(meta) | {"format": FORMAT, "version": VERSION, "step": step, "state": state})
 
     with files.explaining("write", store.path(name)):
-        store.publish(name, _pieces(tensors), seal)
+        pieces = _pieces(tensors)
+        store.publish(name, pieces if paced is None else paced(pieces), seal)
     return name
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +21,8 @@ from sexpgpu.train.store import Store
 
 NICENESS = 15
 """Of the writing thread, on Linux: it lives on what the run leaves idle, and on some percent of a core beside it."""
+REST_BYTES = 8 << 20
+"""What the thread writes before it rests for as long as that took: the run has all cores to itself then."""
 
 
 class CheckpointWriter:
@@ -34,6 +37,7 @@ class CheckpointWriter:
         self.best = best
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._hurry = threading.Event()
         self._saved: str | None = None
 
     def begin(self, step: int, snapshot: Callable[[], Mapping[str, np.ndarray]], meta: Mapping[str, Any]) -> None:
@@ -43,6 +47,7 @@ class CheckpointWriter:
         Raises: what the write before it failed with.
         """
         self.wait()
+        self._hurry.clear()
         tensors = snapshot()
         # A daemon: who asks a second time to stop at once is not kept waiting by a disk.
         self._thread = threading.Thread(target=self._work, args=(step, tensors, meta), name="checkpoint", daemon=True)
@@ -54,11 +59,13 @@ class CheckpointWriter:
         Raises: E-IO-001, E-IO-003
         """
         self.wait()
+        self._hurry.set()
         self._write(step, tensors, meta)
 
     def wait(self) -> None:
         """Until no write is under way. Raises: what it failed with."""
         if self._thread is not None:
+            self._hurry.set()
             self._thread.join()
             self._thread = None
         failure, self._failure = self._failure, None
@@ -89,6 +96,15 @@ class CheckpointWriter:
             self._failure = error
 
     def _write(self, step: int, tensors: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-        name = checkpoints.save(self.store, step, tensors, meta)
+        name = checkpoints.save(self.store, step, tensors, meta, self._paced)
         self._saved = name
         self.prune()
+
+    def _paced(self, pieces: Iterator[memoryview]) -> Iterator[memoryview]:
+        """The same bytes with rests between them, until somebody waits."""
+        began = time.monotonic()
+        for piece in pieces:
+            for start in range(0, len(piece), REST_BYTES):
+                yield piece[start : start + REST_BYTES]
+                self._hurry.wait(time.monotonic() - began)
+                began = time.monotonic()
