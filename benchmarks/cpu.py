@@ -208,24 +208,24 @@ def serve(side: str, case: str, threads: int, interpret: bool) -> None:
 
 def measured(case: str, threads: int, rounds: int, interpret: bool) -> dict[str, list[Any]]:
     """Of each side: seconds to the first step, then a median, a least time and a peak for each turn."""
-    sides = {}
+    processes, found = {}, {}
     for side in ("ours", "torch"):
         command = [sys.executable, __file__, "--serve", side, "--case", case, "--threads", str(threads)]
         command += ["--interpreter"] if interpret else []
         environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": str(threads)}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        sides[side] = subprocess.Popen(command, env=environment, **pipes)  # type: ignore[call-overload]
-        first = sides[side].stdout.readline()
-        sides[side].found = [json.loads(first)]
+        processes[side] = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        found[side] = [json.loads(processes[side].stdout.readline())]
     for _ in range(rounds):
-        for process in sides.values():
+        for side, process in processes.items():
             process.stdin.write("\n")
             process.stdin.flush()
-            process.found.append(json.loads(process.stdout.readline()))
-    for process in sides.values():
+            found[side].append(json.loads(process.stdout.readline()))
+    for process in processes.values():
         process.stdin.close()
         process.wait()
-    return {side: process.found for side, process in sides.items()}
+    return found
 
 
 def main() -> None:

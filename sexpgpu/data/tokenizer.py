@@ -153,7 +153,7 @@ class _Process:
                 raise _Failed("it failed before")
             try:
                 assert self._process.stdin is not None
-                tokenizer_process.send(self._process.stdin, header, payload)  # type: ignore[arg-type]
+                tokenizer_process.send(self._process.stdin, header, payload)
                 return self._received()
             except (_Failed, OSError, ValueError) as error:
                 self._finalizer()

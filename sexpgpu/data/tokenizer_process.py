@@ -16,7 +16,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 LENGTHS = struct.Struct("<QQ")
 LARGEST_ID = (1 << 31) - 1
@@ -166,7 +166,7 @@ def receive(source: BinaryIO) -> tuple[dict[str, Any], bytes] | None:
     return json.loads(source.read(header_bytes)), source.read(payload_bytes)
 
 
-def send(sink: BinaryIO, header: dict[str, Any], payload: bytes) -> None:
+def send(sink: IO[bytes], header: dict[str, Any], payload: bytes) -> None:
     """Write a message."""
     said = json.dumps(header).encode()
     sink.write(LENGTHS.pack(len(said), len(payload)) + said)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from typing import Any
 
@@ -65,13 +66,17 @@ class Side:
         self.watched.close()
 
 
+def _step(side: Side, step: int) -> None:
+    side.stepper.step(step)
+
+
 def first_parting(a: Side, b: Side, start_step: int, last_step: int, evaluation: str | None) -> Parting | None:
     """Both runs from equal states after `start_step` (0: before first values are made) to `last_step`, and there an
     evaluation: where they first differ. None where they do not."""
     acts: list[tuple[int, Callable[[Side], object]]] = []
     if start_step == 0:
         acts.append((0, lambda side: initialise(side.experiment, side.assembly.program, side.watched)))
-    acts += [(step, lambda side, step=step: side.stepper.step(step)) for step in range(start_step + 1, last_step + 1)]  # type: ignore[misc]
+    acts += [(step, partial(_step, step=step)) for step in range(start_step + 1, last_step + 1)]
     if evaluation is not None:
         acts.append((last_step, lambda side: _evaluate(side, evaluation, last_step)))
     for step, act in acts:

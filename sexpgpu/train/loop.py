@@ -44,7 +44,7 @@ def memory_line(peak_bytes: int, planned_bytes: int, unplanned_bytes: int) -> st
     """The peak against the plan: in percent, or where they lie closer than what is in no plan, that they do."""
     line = f"memory: peak {shown_size(peak_bytes)} of {shown_size(planned_bytes)} planned"
     if abs(peak_bytes - planned_bytes) < unplanned_bytes:
-        return f"{line} (differences below {shown_size(unplanned_bytes)} are the interpreter's own)"
+        return f"{line} (±{shown_size(unplanned_bytes)} are Python's own)"
     return f"{line} ({(peak_bytes / planned_bytes - 1) * 100:+.1f}%)"
 
 

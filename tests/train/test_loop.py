@@ -67,7 +67,7 @@ def train(folder: Path, text: str, arrays: dict, last_step: int | None = None) -
 @pytest.mark.parametrize(
     "peak, planned, unplanned, told",
     [
-        (3 << 20, 1 << 20, 2 << 21, "3.0 MiB of 1.0 MiB planned (differences below 4.0 MiB are the interpreter's own)"),
+        (3 << 20, 1 << 20, 2 << 21, "3.0 MiB of 1.0 MiB planned (±4.0 MiB are Python's own)"),
         (28 << 30, 27 << 30, 64 << 20, "28.0 GiB of 27.0 GiB planned (+3.7%)"),
         (26 << 30, 27 << 30, 0, "26.0 GiB of 27.0 GiB planned (-3.7%)"),
     ],
