@@ -209,9 +209,12 @@ class DataFile:
     def read_rows(self, bytes_BN: NDArray[np.uint8], offsets: Sequence[int]) -> None:
         """Fill each row with what stands from its offset on. Raises: as `read_into`."""
         wanted, descriptor, read = bytes_BN.shape[1], self._descriptor, os.preadv
-        for row_N, offset in zip(bytes_BN, offsets, strict=True):
-            if read(descriptor, [row_N], offset) != wanted:
-                self.read_into(row_N, offset)
+        try:
+            for row_N, offset in zip(bytes_BN, offsets, strict=True):
+                if read(descriptor, [row_N], offset) != wanted:
+                    self.read_into(row_N, offset)
+        except OSError as error:
+            fail_unreadable(self.path, error)
 
     def read_into(self, bytes_N: NDArray[np.uint8], offset: int) -> None:
         """Fill an array with what stands from byte `offset` on.

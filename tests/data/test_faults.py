@@ -5,6 +5,7 @@ Each fault is one test, named by its row in the table of the page; a test of the
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable
@@ -261,6 +262,22 @@ def test_a_shard_that_is_cut_while_a_batch_is_read(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(files.DataFile, "read_rows", read_rows)
     assert fault(lambda: loader.batch(0)).code == "E-DATA-007"
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_disk_that_fails_while_a_batch_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shuffle: bool
+) -> None:
+    monkeypatch.setattr(ids, "RESIDENT_BYTES", 0)
+    np.zeros(100_000, "<u2").tofile(tmp_path / "t.bin")
+    loader = Loader("l", Windows(tokens_of(TokensSpec("t.bin", 9), tmp_path), 100), 4, shuffle=shuffle)
+
+    def fails(*arguments: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fails)
+    found = fault(lambda: loader.batch(0))
+    assert found.code == "E-DATA-002" and "`t.bin` cannot be read: input/output error" in found.message
 
 
 @row("words where a table needs numbers")
