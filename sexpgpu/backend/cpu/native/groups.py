@@ -43,18 +43,11 @@ class Value:
 
 
 @dataclass(slots=True)
-class Access:
-    """A read or write of memory by a group. value: the number of the value that is written."""
-
-    place: Place
-    value: int | None
-
-
-@dataclass(slots=True)
 class Group:
     """Operations over `num_rows` rows.
 
     reads: for each operation what its inputs are: numbers of values of the group, or places in memory.
+    current: the value that lies at a place. loaded: places of which the group reads what others wrote.
     """
 
     num_rows: int
@@ -62,14 +55,13 @@ class Group:
     reads: list[tuple[int | Place, ...]] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
     current: dict[Place, int] = field(default_factory=dict)
-    accesses: dict[tuple[Place, int | None], Access] = field(default_factory=dict)
     loaded: set[Place] = field(default_factory=set)
 
     @property
     def is_flat(self) -> bool:
         """Whether every row is one element and all operands lie evenly."""
         return all(self.row_size(o) == 1 and o.kind != ROW for o in self.operations) and all(
-            access.place.is_even for access in self.accesses.values()
+            place.is_even for place in (*self.loaded, *[value.place for value in self.values])
         )
 
     def row_size(self, operation: Operation) -> int:
@@ -134,17 +126,14 @@ class Group:
 
     def _apart(self, places: Sequence[Place], made: Place, kind: str) -> bool:
         """Whether no row touches what another row of the group writes."""
-        for access in self.accesses.values():
-            other = access.place
-            if access.value is not None and self.values[access.value].private:
-                continue
-            for place in places:
-                writes = access.value is not None or place is made
-                if writes and overlaps(place, other) and not self._in_rows(place, other):
-                    return False
-            # A sum of columns is written when all rows are done; nothing that the group reads may lie there.
-            if kind == COLUMN and overlaps(made, other):
-                return False
+        written = [value.place for value in self.values if not value.private]
+        # A sum of columns is written when all rows are done; nothing that the group reads may lie there.
+        if kind == COLUMN and any(overlaps(made, other) for other in (*self.loaded, *written)):
+            return False
+        pairs = [(made, other) for other in self.loaded]
+        pairs += [(place, other) for other in written for place in places]
+        if any(overlaps(one, other) and not self._in_rows(one, other) for one, other in pairs):
+            return False
         columns = [self.values[i].place for i, o in enumerate(self.operations) if o.kind == COLUMN]
         return not any(overlaps(place, column) for place in (*places, made) for column in columns)
 
@@ -161,7 +150,6 @@ class Group:
         for place in places:
             found = self.current.get(place)
             if found is None:
-                self.accesses.setdefault((place, None), Access(place, None))
                 self.loaded.add(place)
                 reads.append(place)
             else:
@@ -175,7 +163,6 @@ class Group:
                     del self.current[place]
             self.current[made] = number
         self.values.append(Value(made, operation.output.dtype))
-        self.accesses[made, number] = Access(made, number)
         self.operations.append(operation)
         self.reads.append(tuple(reads))
         for start, num_bytes in operation.dies:

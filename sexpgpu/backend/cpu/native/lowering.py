@@ -20,7 +20,7 @@ from sexpgpu.backend.cpu.native.blas import Blas, products_of
 from sexpgpu.backend.cpu.native.compiler import Compiler, unit_count
 from sexpgpu.backend.cpu.native.convolution import TEXT as CONVOLUTION_TEXT
 from sexpgpu.backend.cpu.native.convolution import convolution_of, has_kernel
-from sexpgpu.backend.cpu.native.driver import ACTION, Driver, Pool, driver
+from sexpgpu.backend.cpu.native.driver import ACTION, Pool, driver
 from sexpgpu.backend.cpu.native.groups import Group, longest_group
 from sexpgpu.backend.cpu.native.operations import MAP, Operand, Operation, Place, operations_of
 from sexpgpu.backend.cpu.native.prelude import PRELUDE
@@ -44,6 +44,8 @@ SHARED_OPERATIONS = 1 << 18
 """Operations on elements below which one thread does an action alone: about twenty microseconds."""
 STRETCH_OPERATIONS = 1 << 32
 """The same after which Python gets its turn: it looks for interrupts between stretches, a few times a second."""
+STEPS_AHEAD = 512
+"""Steps that are cut into groups at a time."""
 PRODUCT_RATE = 8
 """Floating-point operations of a product that take as long as one operation on an element."""
 WORK = {"exp": 8, "log": 8, "tanh": 12, "sigmoid": 14, "erf": 16, "div": 2, "sqrt": 2, "rsqrt": 3}
@@ -153,12 +155,9 @@ class Native:
         self._shared = np.empty(self.partial_bytes, np.uint8)
         for operands, index in self.partials:
             operands[index] += self._shared.ctypes.data
-        self._pool = self._open(found)
+        self._pool = found.pool(self.num_threads, self.scratch_bytes)
         for stretch in self.stretches:
             stretch.link(addresses, self._pool)
-
-    def _open(self, found: Driver) -> Pool:
-        return found.pool(self.num_threads, self.scratch_bytes)
 
     def close(self) -> None:
         """End the threads."""
@@ -185,7 +184,7 @@ class Native:
                 break
             operations += found
             ends.append(len(operations))
-            if taken == 512:
+            if taken == STEPS_AHEAD:
                 break
         start = 0
         while start < len(operations):
