@@ -335,10 +335,11 @@ def _cuts(m: int, n: int, k: int, wanted: int) -> Iterator[tuple[tuple[int, int]
     """Starts and lengths of the rows and of the columns of each piece, `wanted` or a few more where it is worth it."""
     rows, columns = 1, 1
     while rows * columns < wanted and 2 * m * n * k >= 2 * rows * columns * LEAST_WORK:
-        halved = max(m / rows, n / columns) / 2
-        if halved < TILE_COLUMNS or (rows * columns * PIECES_A_THREAD >= wanted and halved < SHORTEST):
+        halves = m / rows / 2, n / columns / 2
+        if max(halves) < TILE_COLUMNS or (rows * columns * PIECES_A_THREAD >= wanted and max(halves) < SHORTEST):
             break
-        if m / rows >= n / columns:
+        # Rows share what is packed of the columns, all of it if it fits at once.
+        if halves[0] >= min(SHORTEST, halves[1]):
             rows *= 2
         else:
             columns *= 2
