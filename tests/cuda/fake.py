@@ -73,6 +73,15 @@ class FakeDriver:
     def capability(self) -> tuple[int, int]:
         return (9, 0)
 
+    def num_multiprocessors(self) -> int:
+        return 132
+
+    def clock_hz(self) -> float:
+        return 1.98e9
+
+    def bytes_per_s(self) -> float:
+        return 4.8e12
+
     def use(self) -> None:
         pass
 

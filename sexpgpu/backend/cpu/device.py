@@ -5,6 +5,7 @@ Flow: `backend.registry` makes it from settings; the training loop sees only the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from sexpgpu.backend.cpu.native.lowering import Native
 from sexpgpu.backend.cpu.session import CpuSession
 from sexpgpu.backend.cpu.workspace import estimator, loop_bytes, runtime_bytes
 from sexpgpu.backend.protocol import Budget
+from sexpgpu.backend.report import counted, decision_rows, row
 from sexpgpu.diagnostics import Diagnostic
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
@@ -101,10 +103,20 @@ class CpuDevice:
             return session
 
     def lowering(self, plan: ProgramPlan) -> list[str]:
-        """Rows of the lowering report: for each phase its steps, C calls, and what is interpreted."""
+        """Rows of the lowering report: for each phase what runs as what, and why."""
         session = self.open(plan)
         try:
-            return [*[f"  {'':<24}{warning.message}" for warning in session.warnings], *session.report()]
+            warnings = [row("", warning.message) for warning in session.warnings]
+            pieces = session.pieces()
+            return [*warnings, *[row(name, counted(own)) for name, own in pieces.items()], *decision_rows(pieces)]
+        finally:
+            session.close()
+
+    def kernels(self, plan: ProgramPlan) -> Mapping[str, str]:
+        """The text of each kernel by name; empty where the interpreter runs everything."""
+        session = self.open(plan)
+        try:
+            return dict(session.kernels())
         finally:
             session.close()
 

@@ -21,11 +21,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sexpgpu.backend.cpu.cut import Cut, Timer, cut
 from sexpgpu.backend.cpu.machine import UNPLANNED_BYTES, ResidentGrowth
 from sexpgpu.backend.cpu.memory import LOOPS, Memory, constant_bytes
-from sexpgpu.backend.cpu.native.lowering import Native, Stretch
+from sexpgpu.backend.cpu.native.lowering import Native
+from sexpgpu.backend.cpu.rates import measured_rates
 from sexpgpu.backend.cpu.steps import prepare
 from sexpgpu.backend.cpu.workers import SingleThreadedBlas, Workers
+from sexpgpu.backend.pieces import SECOND_PASS, Piece, Profile, Rates
 from sexpgpu.backend.protocol import Call, Fault, Outputs
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
@@ -58,6 +61,11 @@ class _Prepared:
     order: Mapping[int, int]
     deaths: Sequence[Sequence[Array]]
     apply: _Prepared | None
+
+    def copy_out(self) -> None:
+        """Make the commits."""
+        for commit in self.commits:
+            commit()
 
 
 class CpuSession:
@@ -94,6 +102,9 @@ class CpuSession:
         self._blas = SingleThreadedBlas()
         self._workers = Workers(num_threads)
         self._native = native
+        self._profile: Profile | None = None
+        self._cuts: dict[int, Cut] = {}
+        self._called: set[str] = set()
         self._phases = {name: self._prepare(phase) for name, phase in plan.phases.items()}
         self._copies = self._make_copies() if plan.snapshot_bytes else {}
         if native is not None:
@@ -239,19 +250,37 @@ class CpuSession:
         """What the interpreter takes for itself while a run goes on: see `UNPLANNED_BYTES`."""
         return UNPLANNED_BYTES
 
-    def report(self) -> list[str]:
-        """For each phase: steps, calls of C, and operations that are interpreted."""
-        rows = []
+    def profile(self, profile: Profile) -> None:
+        """Time every piece from now on, but for the first call of a phase, which touches memory for the first time."""
+        self._profile = profile
+
+    def pieces(self) -> Mapping[str, Sequence[Piece]]:
+        """The pieces of each phase, in order."""
+        return {name: self._cut_of(phase).pieces for name, phase in self._parts()}
+
+    def rates(self) -> Rates:
+        """What this machine does at best: measured now, which takes a tenth of a second."""
+        return measured_rates(self._workers.num_threads)
+
+    def kernels(self) -> Mapping[str, str]:
+        """The text of each kernel by name."""
+        return {} if self._native is None else self._native.kernels
+
+    def _parts(self) -> list[tuple[str, _Prepared]]:
+        """All phases by name, second passes among them."""
+        found: list[tuple[str, _Prepared]] = []
         for name, phase in self._phases.items():
-            row = f"  {name:<24}{len(phase.plan.steps)} steps"
-            if self._native is not None:
-                stretches = [call for call in phase.calls if isinstance(call, Stretch)]
-                native = {id(node) for call in stretches for node in call.nodes}
-                others = sorted({step.node.op for step in phase.plan.steps if id(step.node) not in native})
-                row += f", {sum([len(each) for each in stretches])} calls of C in {len(stretches)} stretches"
-                row += f", interpreted: {', '.join(others)}" if others else ""
-            rows.append(row)
-        return rows
+            found.append((name, phase))
+            if phase.apply is not None:
+                found.append((name + SECOND_PASS, phase.apply))
+        return found
+
+    def _cut_of(self, phase: _Prepared) -> Cut:
+        known = self._cuts.get(id(phase))
+        if known is None:
+            known = cut(phase.plan, phase.calls, self.plan.profile.item_bytes, self._native is not None)
+            self._cuts[id(phase)] = known
+        return known
 
     def close(self) -> None:
         """Let go of all memory and end the threads."""
@@ -276,7 +305,9 @@ class CpuSession:
         for name, (type, staging) in phase.feeds.items():
             _put(staging, feeds[name], type, f"feed `{name}`")
         self._faults.clear()
-        self._execute(phase)
+        name = phase.plan.phase.name
+        timers = self._timers(name, phase)
+        self._execute(phase, timers[0])
         results = {name: array.copy() for name, array in phase.results.items()}
         faults = self._sorted_faults(phase)
         guard = phase.plan.phase.guard
@@ -284,16 +315,34 @@ class CpuSession:
         if committed and (phase.apply or phase.commits):
             with uninterrupted():
                 if phase.apply is not None:
-                    self._execute(phase.apply)
-                for commit in (phase.apply or phase).commits:
-                    commit()
+                    self._execute(phase.apply, timers[1])
+                last = phase.apply or phase
+                timer = timers[phase.apply is not None]
+                if timer is None:
+                    last.copy_out()
+                else:
+                    timer.copies(last.copy_out)
+        if self._profile is not None:
+            for suffix, timer in zip(("", SECOND_PASS), timers, strict=True):
+                if timer is not None:
+                    self._profile.add(name + suffix, timer.times)
         return Outputs(results, faults, committed)
 
-    def _execute(self, phase: _Prepared) -> None:
+    def _timers(self, name: str, phase: _Prepared) -> tuple[Timer | None, Timer | None]:
+        """What times a call of a phase, and of its second pass; None: nothing does."""
+        is_first = name not in self._called
+        self._called.add(name)
+        if self._profile is None or is_first:
+            return None, None
+        return Timer(self._cut_of(phase)), None if phase.apply is None else Timer(self._cut_of(phase.apply))
+
+    def _execute(self, phase: _Prepared, timer: Timer | None) -> None:
         """All steps, and then the saves."""
         with np.errstate(all="ignore"):
             if self._poison:
                 self._run_poisoned(phase)
+            elif timer is not None:
+                timer.run(phase.calls)
             else:
                 for call in phase.calls:
                     call()

@@ -23,6 +23,7 @@ from sexpgpu.backend.cpu.native.driver import ACTION, Pool, driver
 from sexpgpu.backend.cpu.native.groups import MAX_OPERATIONS, MAX_PASSED, Group, longest_group
 from sexpgpu.backend.cpu.native.indexed import TEXTS as INDEXED_TEXTS
 from sexpgpu.backend.cpu.native.indexed import indexed_of
+from sexpgpu.backend.cpu.native.made_of import FOLD, MadeOf, group_made_of, step_made_of
 from sexpgpu.backend.cpu.native.operations import MAP, Operand, Operation, Place, operations_of
 from sexpgpu.backend.cpu.native.prelude import PRELUDE
 from sexpgpu.backend.cpu.native.printer import Kernel, Partial, Watch, is_spelt, print_fold, print_group
@@ -70,15 +71,17 @@ class Stretch:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.made_of: list[MadeOf] = []
         self.work = 0
         self._actions: list[tuple[str, np.ndarray, int, int, bool]] = []
         self._table = np.zeros(0, ACTION)
         self._address = 0
         self._run: Callable[[int, int], None] | None = None
 
-    def add(self, name: str, operands: np.ndarray, count: int, step: int, work: int) -> None:
+    def add(self, name: str, operands: np.ndarray, count: int, step: int, work: int, made_of: MadeOf = FOLD) -> None:
         """The function `name` over `count` things, in pieces of `step`. work: operations of all of it, about."""
         self._actions.append((name, operands, count, step, work >= SHARED_OPERATIONS))
+        self.made_of.append(made_of._replace(function=name))
         self.work += work
 
     def link(self, addresses: dict[str, int], pool: Pool) -> None:
@@ -90,6 +93,13 @@ class Stretch:
     def __call__(self) -> None:
         assert self._run is not None
         self._run(self._address, len(self._table))
+
+    def run_each(self, done: Callable[[], None]) -> None:
+        """Run action by action; `done` is called after each."""
+        assert self._run is not None
+        for number in range(len(self._table)):
+            self._run(self._address + number * ACTION.itemsize, 1)
+            done()
 
     def __len__(self) -> int:
         return len(self._actions)
@@ -225,7 +235,7 @@ class Native:
         operands = np.array([table.ctypes.data], np.uint64)
         work = 2 * int(table["rows"][0]) * int(table["columns"][0]) * int(table["depth"][0])
         piece = max(1, PIECE_OPERATIONS // max(1, work))
-        stretch.add("products", operands, len(table), piece, len(table) * work // PRODUCT_RATE)
+        stretch.add("products", operands, len(table), piece, len(table) * work // PRODUCT_RATE, step_made_of(step))
         self.tables.append(table)
         self.kernels["products"] = PRODUCTS_TEXT
         self.scratch_bytes = max(self.scratch_bytes, SCRATCH_BYTES)
@@ -255,7 +265,7 @@ class Native:
         self.kernels["convolution"] = CONVOLUTION_TEXT
         self.scratch_bytes = max(self.scratch_bytes, found.scratch_bytes)
         work = 2 * found.depth * node.types[0].size // PRODUCT_RATE + 4 * found.rows * found.depth
-        stretch.add("convolution", operands, found.rows, found.block, work)
+        stretch.add("convolution", operands, found.rows, found.block, work, step_made_of(step))
         self.num_launches += 1
         return True
 
@@ -292,7 +302,7 @@ class Native:
         operands = np.array([*addresses, self._watched(node, found.size), *found.numbers], np.uint64)
         self.watching.append((operands, len(addresses)))
         self.kernels[found.name] = INDEXED_TEXTS[found.name]
-        stretch.add(found.name, operands, found.count, found.piece, found.work)
+        stretch.add(found.name, operands, found.count, found.piece, found.work, step_made_of(step))
         self.num_launches += 1
         return True
 
@@ -313,7 +323,8 @@ class Native:
         self.scratch_bytes = max(self.scratch_bytes, attention_scratch(node))
         operands = np.array([found.tables[0].ctypes.data], np.uint64)
         piece = max(found.piece, PIECE_OPERATIONS // max(1, found.flops))
-        stretch.add(found.name, operands, found.count, piece, found.count * found.flops // PRODUCT_RATE)
+        work = found.count * found.flops // PRODUCT_RATE
+        stretch.add(found.name, operands, found.count, piece, work, step_made_of(step))
         self.num_launches += 1
         return True
 
@@ -348,7 +359,7 @@ class Native:
                 operands[i] = _address(operand, memory)
         self.partial_bytes = max(self.partial_bytes, used)
         work = sum([WORK.get(o.node.op, 1) * o.size for o in group.operations])
-        stretch.add(kernel.name, operands, num_rows, step, work)
+        stretch.add(kernel.name, operands, num_rows, step, work, group_made_of(group))
         self.num_launches += 1 + len(folds)
         for partial_result, offset in folds:
             operation = group.operations[partial_result.value]
