@@ -162,7 +162,7 @@ def title_of(nodes: Sequence[Node]) -> str:
 def _names(node: Node) -> list[str]:
     if node.op == "region":
         inner = [name for body in node.bodies for member in body.nodes for name in _names(member)]
-        return [name for name in inner if name != "input"]
+        return [name for name in inner if name not in ("input", "constant")]
     if node.op == "product":
         return [str(node.attrs["spec"])]
     return [str(node.attrs["name"]) if node.op == "composite" else node.op]

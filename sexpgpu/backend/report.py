@@ -53,6 +53,6 @@ def decision_rows(phases: Mapping[str, Sequence[Piece]]) -> list[str]:
     for (kind, reason), alike in sorted(found.items(), key=lambda item: -sum([p.num_bytes for p in item[1]])):
         largest = max(alike, key=lambda piece: piece.num_bytes)
         at = place_text(largest.origin)
-        what = f"{largest.title} at {at}" if at else largest.title
-        rows.append(row(f"{kind} × {len(alike)}", f"{reason}; the largest: {what}"))
+        what = f"; the largest: {largest.title} at {at}" if at else ""
+        rows.append(row(f"{kind} × {len(alike)}", f"{reason}{what}"))
     return rows

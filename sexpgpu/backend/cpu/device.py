@@ -31,13 +31,14 @@ class CpuDevice:
     """This machine's processor.
 
     double: the f64 mode: every float is held and computed in double precision. threads: that share work, None: one a
-    core; results do not depend on their number. poison: see `CpuSession`. compiler: makes C kernels of what can be one;
-    None: the interpreter runs everything, as it does in the f64 mode.
+    core; results do not depend on their number. poison, fused: see `CpuSession`. compiler: makes C kernels of
+    what can be one; None: the interpreter runs everything, as it does in the f64 mode.
     """
 
     double: bool = False
     threads: int | None = None
     poison: bool = False
+    fused: bool = False
     compiler: Compiler | None = None
 
     @property
@@ -91,14 +92,14 @@ class CpuDevice:
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
         assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), plan.profile
         if self._compiler is None:
-            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
+            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, self.fused)
         native = Native(self._compiler, self._num_threads)
         try:
-            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, native)
+            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, self.fused, native)
         except CompileError as error:
             interpreter = replace(self, compiler=None)
             plan = plan_memory(plan.program, interpreter.profile)
-            session = CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
+            session = CpuSession(plan, dtypes, self._num_threads, growth, self.poison, self.fused)
             session.warnings = (_without_kernels(error),)
             return session
 
