@@ -103,6 +103,8 @@ def why_interpreted(node: Node) -> str:
     others = sorted({t.dtype for t in (*[v.type for v in node.inputs], *node.types)} - DTYPES)
     if others:
         return f"kernels have no {', '.join(others)}"
+    if work is Work.CONTRACT and node.types[0].dtype == "f32":
+        return "its operands lie so that it takes products which are added"
     if work in (Work.CONTRACT, Work.CONV):
         return "only products of f32, and convolutions in one group, are calls of the BLAS library"
     if OPS[node.op].reports:
