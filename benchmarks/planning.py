@@ -3,8 +3,8 @@
 python benchmarks/planning.py [--runs 5] [--stacking 1]
 
 Each run is a process of its own, so that nothing is there already; shown is the least of several, part by part, in ms
-of the processor: all is done by one thread, so that is the time on a machine with nothing else to do. No card is needed:
-the one planned for is of the tests.
+of the processor: all is done by one thread, so that is the time on a machine with nothing else to do. No card is
+needed: the one planned for is of the tests.
 """
 
 from __future__ import annotations

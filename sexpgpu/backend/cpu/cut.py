@@ -23,6 +23,7 @@ KERNEL, INTERPRETED = "kernels", "interpreted"
 LIBRARY = {"products": "products", "convolution": "convolutions", **dict.fromkeys(ATTENTION_TEXTS, "attention")}
 """Kinds of what has a text of its own."""
 REASONS = {
+    KERNEL: "rows are read, or added to, where indices say",
     "products": "calls of the BLAS library, tile by tile",
     "attention": "whole, so that scores never leave the cache",
     "convolutions": "what a block of results reads is laid out, then multiplied",

@@ -134,35 +134,41 @@ class Sentinel:
         return found
 
     def _actions(self, steps: Sequence[Step], stretch: Stretch) -> list[Moment]:
-        """Of each action: it begins steps, and ends those of which it does the last operation.
+        """Of each action: it begins steps, and ends those up to the first that still has operations to come.
 
-        Actions may be in another order than steps: what a step ends is not what a later one has put there already.
+        Actions may be in another order than steps: what is done early may still be read by what comes late, and what a
+        step ends is not what a later one has put there already.
         """
         left = [max(1, len(operations_of(step))) for step in steps]
         numbers: dict[int, list[int]] = {}
         for number, step in enumerate(steps):
             numbers.setdefault(id(step.node), []).append(number)
         written: dict[int, list[Range]] = {}
+        num_ended = 0
         moments: list[Moment] = []
+        helps = [bool(m.nodes) and all(id(node) not in numbers for node in m.nodes) for m in stretch.made_of]
         for made_of in stretch.made_of:
             if not made_of.nodes:  # it folds what the one before it left, so what that ends lives as long
                 moments[-1], last = Moment(moments[-1].born, ()), moments[-1]
                 moments.append(Moment((), last.dies))
                 continue
-            ended: list[int] = []
             born: list[Range] = []
             for node in made_of.nodes:
-                number = next((n for n in numbers.get(id(node), ()) if left[n]), None)
-                if number is not None:
+                for number in [n for n in numbers.get(id(node), ()) if left[n]][:1]:
                     written[number] = self._spans(steps[number])
                     born += written[number]
                     left[number] -= 1
-                    ended += [] if left[number] else [number]
             dies: list[Range] = []
-            for number in ended:
-                later = [each for other, spans in written.items() if other > number for each in spans]
-                for start, num_bytes in steps[number].dies:
+            while num_ended < len(steps) and not left[num_ended]:
+                later = [each for other, spans in written.items() if other > num_ended for each in spans]
+                for start, num_bytes in steps[num_ended].dies:
                     dies += _without((start, start + num_bytes), later)
+                num_ended += 1
+            # Copies that no step asks for prepare the next one, and may write what that writes.
+            for helper in range(len(moments) - 1, -1, -1):
+                if not helps[helper]:
+                    break
+                moments[helper] = Moment(tuple(born), ())
             moments.append(Moment(tuple(born), tuple(dies)))
         assert not any(left), "an operation that no action does"
         return moments
