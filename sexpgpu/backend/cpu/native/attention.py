@@ -31,11 +31,13 @@ MAX_ELEMENTS = 1 << 23
 
 COMMON = (
     PRODUCTS
-    + r"""
+    + f"""
 #ifndef HEADS
 #define HEADS
-#define QUERIES %d
-#define BLOCK %d
+#define QUERIES {QUERIES}
+#define BLOCK {BLOCK}
+"""
+    r"""
 typedef struct {
     i64 queries, keys, width, value_width, causal, blocks;
     double scale;
@@ -91,7 +93,6 @@ F void columns_as_lines(const float* x, i64 count, i64 width, float* out) {
 }
 #endif
 """
-    % (QUERIES, BLOCK)
 )
 FORWARD_TEXT = r"""
 /* Scores and results are held with queries side by side: a line for each key, a line for each element of a value. */

@@ -1,9 +1,10 @@
 """Operations that walk over the same rows, put together: the rows of a group are independent of each other.
 
 For a number of rows R every operand is cut into R rows. An elementwise operation makes row i of its result of row i of
-its operands, a reduction of trailing axes makes one number of each row, as does a pick, a reduction of leading axes adds row
-i to a partial result. A group is `flat` where a row is one element and elements lie evenly: then kernels walk over
-elements. Operations that do not fit are passed over, and run after the group: what they read and write is left alone.
+its operands, a reduction of trailing axes makes one number of each row, as does a pick, a reduction of leading axes
+adds row i to a partial result. A group is `flat` where a row is one element and elements lie evenly: then kernels walk
+over elements. Operations that do not fit are passed over, and run after the group, which leaves what they read and
+write alone.
 
 Flow: `lowering` asks for the longest group that begins at a step. What only the group itself reads is never written.
 """

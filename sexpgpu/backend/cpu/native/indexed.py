@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from sexpgpu.ir.graph import Node
 from sexpgpu.ir.ops.rules import attr_int
 from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.layout import Layout, is_contiguous
@@ -95,17 +94,16 @@ def indexed_of(step: Step) -> Indexed | None:
         work = index.size * width
         piece = max(1, (1 << 14) // row_bytes)
         return Indexed("read_rows", (*step.inputs, step.outputs[0]), (size, row_bytes), size, index.size, piece, work)
-    if table.dtype != "f32" or node.attrs["fold"] not in ("set", "add") or not _is_dense(_values(node), step.inputs[2]):
+    if table.dtype != "f32" or node.attrs["fold"] not in ("set", "add"):
         return None
-    if any(_meet(step.outputs[0], node.types[0], x, v.type) for x, v in zip(step.inputs[1:], node.inputs[1:], strict=True)):
+    if not _is_dense(node.inputs[2].type, step.inputs[2]):
+        return None
+    written = step.outputs[0], node.types[0]
+    if any(_meet(*written, x, v.type) for x, v in zip(step.inputs[1:], node.inputs[1:], strict=True)):
         return None
     numbers = (size, width, index.size, int(node.attrs["fold"] == "add"))
     operands = (step.outputs[0], *step.inputs[1:])
     return Indexed("write_rows", operands, numbers, size, width, max(COLUMNS, -(-width // 8)), index.size * width)
-
-
-def _values(node: Node) -> TensorType:
-    return node.inputs[2].type
 
 
 def _is_dense(type: TensorType, layout: Layout) -> bool:

@@ -24,6 +24,7 @@ from sexpgpu.backend.cpu.native.driver import ACTION, Pool, driver
 from sexpgpu.backend.cpu.native.groups import MAX_OPERATIONS, MAX_PASSED, Group, longest_group
 from sexpgpu.backend.cpu.native.indexed import TEXTS as INDEXED_TEXTS
 from sexpgpu.backend.cpu.native.indexed import indexed_of
+from sexpgpu.backend.cpu.native.made_of import FOLD, MadeOf, group_made_of, step_made_of
 from sexpgpu.backend.cpu.native.operations import COLUMN, MAP, Operand, Operation, Place, operations_of
 from sexpgpu.backend.cpu.native.prelude import PRELUDE
 from sexpgpu.backend.cpu.native.printer import Kernel, Partial, Watch, is_spelt, print_fold, print_group
@@ -46,7 +47,7 @@ PIECE_OPERATIONS = 2_000_000
 COPY_BYTES = 1 << 18
 """Bytes of a piece of a copy."""
 SHARED_OPERATIONS = 1 << 18
-"""Operations on elements below which one thread does an action, or a batch of them, alone: about twenty microseconds."""
+"""Operations on elements below which one thread does an action, or a batch, alone: about twenty microseconds."""
 STRETCH_OPERATIONS = 1 << 32
 """The same after which Python gets its turn: it looks for interrupts between stretches, a few times a second."""
 STEPS_AHEAD = 512
@@ -92,40 +93,55 @@ class Stretch:
 
     def __init__(self) -> None:
         self.nodes: list[Node] = []
+        self.made_of: list[MadeOf] = []
         self.work = 0
         self._actions: list[_Action] = []
-        self._table = np.zeros(0, ACTION)
-        self._address = 0
+        self._table = self._alone = np.zeros(0, ACTION)
         self._run: Callable[[int, int], None] | None = None
 
     def add(
-        self, name: str, operands: np.ndarray, count: int, step: int, work: int, spans: Sequence[Span]
-    ) -> None:
+        self, name: str, operands: np.ndarray, count: int, step: int, work: int, spans: Sequence[Span],
+        made_of: MadeOf = FOLD,
+    ) -> None:  # fmt: skip
         """The function `name` over `count` things, in pieces of `step`.
 
         work: operations of all of it, about. spans: what it reads and writes.
         """
         self._actions.append(_Action(name, operands, count, step, work, tuple(spans)))
+        self.made_of.append(made_of._replace(function=name))
         self.work += work
 
     def link(self, addresses: dict[str, int], pool: Pool) -> None:
         """Fill in where functions lie, and order actions by batches."""
-        rows: list[tuple[int, ...]] = []
-        for batch in batches([action.spans for action in self._actions]):
-            together = [self._actions[number] for number in batch]
-            all_turns, shared = sum([a.turns for a in together]), sum([a.work for a in together]) >= SHARED_OPERATIONS
-            for a in together:
-                found = (addresses[a.name], a.operands.ctypes.data, a.count, a.step, a.turns)
-                rows.append((*found, len(together), all_turns, shared))
-        self._table = np.array(rows, ACTION)
-        self._address, self._run = self._table.ctypes.data, pool.run
+        found = batches([action.spans for action in self._actions])
+        self._table = _table([[self._actions[number] for number in batch] for batch in found], addresses)
+        self._alone = _table([[action] for action in self._actions], addresses)
+        self._run = pool.run
 
     def __call__(self) -> None:
         assert self._run is not None
-        self._run(self._address, len(self._table))
+        self._run(self._table.ctypes.data, len(self._table))
+
+    def run_each(self, done: Callable[[], None]) -> None:
+        """Run action by action, in the order in which they were added; `done` is called after each."""
+        assert self._run is not None
+        for number in range(len(self._alone)):
+            self._run(self._alone.ctypes.data + number * ACTION.itemsize, 1)
+            done()
 
     def __len__(self) -> int:
         return len(self._actions)
+
+
+def _table(found: Sequence[Sequence[_Action]], addresses: dict[str, int]) -> np.ndarray:
+    """Batches of actions as the driver takes them."""
+    rows: list[tuple[int, ...]] = []
+    for batch in found:
+        turns, shared = sum([a.turns for a in batch]), sum([a.work for a in batch]) >= SHARED_OPERATIONS
+        for a in batch:
+            operands = a.operands.ctypes.data
+            rows.append((addresses[a.name], operands, a.count, a.step, a.turns, len(batch), turns, shared))
+    return np.array(rows, ACTION)
 
 
 @dataclass(slots=True)
@@ -253,14 +269,16 @@ class Native:
         return taken_steps
 
     def _product(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
-        layouts = (*step.inputs, step.outputs[0])
-        table = products_of(step.node, *layouts, tuple([_start(x, memory) for x in layouts]), self.num_threads)
+        x, y, out = *step.inputs, *step.outputs
+        starts = _start(x, memory), _start(y, memory), _start(out, memory)
+        table = products_of(step.node, x, y, out, starts, self.num_threads)
         if table is None:
             return False
         operands = np.array([table.ctypes.data], np.uint64)
         work = 2 * int(table["rows"][0]) * int(table["columns"][0]) * int(table["depth"][0])
         piece = max(1, PIECE_OPERATIONS // max(1, work))
-        stretch.add("products", operands, len(table), piece, len(table) * work // PRODUCT_RATE, _spans(step))
+        work *= len(table)
+        stretch.add("products", operands, len(table), piece, work // PRODUCT_RATE, _spans(step), step_made_of(step))
         self.tables.append(table)
         self.kernels["products"] = PRODUCTS_TEXT
         self.scratch_bytes = max(self.scratch_bytes, SCRATCH_BYTES)
@@ -291,7 +309,8 @@ class Native:
         self.scratch_bytes = max(self.scratch_bytes, found.scratch_bytes)
         packed = [Span(PACKED, 0, used, False)] if used else []
         work = 2 * found.depth * node.types[0].size // PRODUCT_RATE + 4 * found.rows * found.depth
-        stretch.add("convolution", operands, found.rows, found.block, work, [*_spans(step), *packed])
+        spans = [*_spans(step), *packed]
+        stretch.add("convolution", operands, found.rows, found.block, work, spans, step_made_of(step))
         self.num_launches += 1
         return True
 
@@ -301,8 +320,8 @@ class Native:
     ) -> int:  # fmt: skip
         """Add a copy of a value to the shared memory from `start` on, where an operand reads it; where it ends."""
         packed = Layout(PACKED, start, contiguous(type.shape))
-        sides = [Operand(each, type.dtype, type.shape) for each in (layout, packed)]
-        self._copy(type, *sides, memory, stretch)
+        source, target = (Operand(each, type.dtype, type.shape) for each in (layout, packed))
+        self._copy(type, source, target, memory, stretch)
         operands[index] = start
         self.partials.append((operands, index))
         used = start + -(-4 * type.size // 64) * 64
@@ -320,15 +339,16 @@ class Native:
             return False
         source, target, table = step.inputs[0], step.outputs[0], node.inputs[0].type
         if node.op == "scatter" and source != target:
-            sides = [Operand(each, table.dtype, table.shape) for each in (source, target)]
-            if longest_group([Operation(copied(table), MAP, table.shape, (sides[0],), sides[1])]) is None:
+            before, after = (Operand(each, table.dtype, table.shape) for each in (source, target))
+            if longest_group([Operation(copied(table), MAP, table.shape, (before,), after)]) is None:
                 return False
-            self._copy(table, *sides, memory, stretch)
+            self._copy(table, before, after, memory, stretch)
         addresses = [_start(layout, memory) for layout in found.operands]
         operands = np.array([*addresses, self._watched(node, found.size), *found.numbers], np.uint64)
         self.watching.append((operands, len(addresses)))
         self.kernels[found.name] = INDEXED_TEXTS[found.name]
-        stretch.add(found.name, operands, found.count, found.piece, found.work, _spans(step))
+        spans = _spans(step)
+        stretch.add(found.name, operands, found.count, found.piece, found.work, spans, step_made_of(step))
         self.num_launches += 1
         return True
 
@@ -350,7 +370,7 @@ class Native:
         operands = np.array([found.tables[0].ctypes.data], np.uint64)
         piece = max(found.piece, PIECE_OPERATIONS // max(1, found.flops))
         work = found.count * found.flops // PRODUCT_RATE
-        stretch.add(found.name, operands, found.count, piece, work, _spans(step))
+        stretch.add(found.name, operands, found.count, piece, work, _spans(step), step_made_of(step))
         self.num_launches += 1
         return True
 
@@ -390,13 +410,14 @@ class Native:
             else:
                 operands[i] = _address(operand, memory)
         work = sum([WORK.get(o.node.op, 1) * o.size for o in group.operations])
-        stretch.add(kernel.name, operands, num_rows, step, work, spans)
+        stretch.add(kernel.name, operands, num_rows, step, work, spans, group_made_of(group))
         self.num_launches += 1 + len(folds)
         for partial_result, span in folds:
             operation = group.operations[partial_result.value]
             fold_kernel = print_fold(partial_result.fold, operation.output.dtype)
             self._need(fold_kernel)
-            given = np.array([_start(operation.output.layout, memory), span.low, pieces, partial_result.width], np.uint64)
+            target = _start(operation.output.layout, memory)
+            given = np.array([target, span.low, pieces, partial_result.width], np.uint64)
             self.partials.append((given, 1))
             work = pieces * partial_result.width
             folded = [replace(span, writes=False), _span(operation.output, True)]

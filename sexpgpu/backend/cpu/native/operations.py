@@ -55,8 +55,8 @@ class Operation:
     """A step, or a part of one.
 
     node: names the function. kind: `map`, or which axes a reduction folds: `row` the trailing ones, `column` the
-    leading ones or all; `pick`: an element of each row, by its index. shape: of what is walked over. dies: ranges of the
-    arena that hold nothing afterwards.
+    leading ones or all; `pick`: an element of each row, by its index. shape: of what is walked over. dies: ranges of
+    the arena that hold nothing afterwards.
     """
 
     node: Node

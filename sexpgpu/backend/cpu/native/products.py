@@ -1,4 +1,4 @@
-"""Products of f32 matrices: tiles of the result in registers, over panels of the operands that are packed as they are read.
+"""Products of f32 matrices: tiles of the result in registers, over panels of the operands that are packed first.
 
 A tile is a few rows by two vectors. Every element of a result is the sum of its products in order, fused multiply-adds
 in stretches of `DEPTH`, whatever pieces a product is cut into; so the number of threads changes no bit.
@@ -53,16 +53,18 @@ def _mixed() -> str:
 
 
 COMMON = (
-    r"""
+    f"""
 #ifndef TILE_ROWS
+#define DEPTH {DEPTH}
+#define COLUMNS {COLUMNS}
+"""
+    r"""
 #if V == 16
 #define TILE_ROWS 12
 #else
 #define TILE_ROWS 6
 #endif
 #define TILE_COLUMNS (2 * V)
-#define DEPTH %d
-#define COLUMNS %d
 #if defined(__clang__)
 #define EACH _Pragma("clang loop unroll(full)")
 #define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -86,7 +88,6 @@ F vf fused(vf a, vf b, vf c) {
 /* Lane e of vector i becomes lane i of vector e. */
 F void turn(vf* r) {
 """
-    % (DEPTH, COLUMNS)
     + _mixed()
     + r"""
 }
@@ -104,7 +105,10 @@ static __attribute__((noinline)) void panel(
         for (; p + V <= depth; p += V)
             for (int e = 0; e < width; e += V) {
                 vf r[V];
-                EACH for (int i = 0; i < V; ++i) r[i] = e + i < width ? raw_f32(x + (e + i) * line + p) : SPLAT(vf, 0.0f);
+                EACH for (int i = 0; i < V; ++i) {
+                    r[i] = SPLAT(vf, 0.0f);
+                    if (e + i < width) r[i] = raw_f32(x + (e + i) * line + p);
+                }
                 turn(r);
                 EACH for (int i = 0; i < V; ++i) put_f32(out + (p + i) * width + e, r[i]);
             }
@@ -114,8 +118,8 @@ static __attribute__((noinline)) void panel(
         for (int e = count; e < width; ++e) out[p * width + e] = 0.0f;
     }
 }
-/* z = alpha a b, or z + alpha a b: `height` rows of a, of which element p of row i is a[i * row + p * step], by the first
-   `columns` columns of b, whose rows of `width` vectors lie `step_b` apart. */
+/* z = alpha a b, or z + alpha a b: `height` rows of a, of which element p of row i is a[i * row + p * step], by the
+   first `columns` columns of b, whose rows of `width` vectors lie `step_b` apart. */
 F void tile_of(
     const int height, const int width, const i64 row, const i64 step, i64 depth, const float* a, const float* b,
     i64 step_b, float alpha, int add, int columns, float* z, i64 step_z
