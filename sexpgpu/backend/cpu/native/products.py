@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 
@@ -28,9 +29,11 @@ SCRATCH_BYTES = 4 * (DEPTH * (COLUMNS + TILE_ROWS) + 4 * TILE_COLUMNS)
 """What a thread needs to multiply."""
 LEAST_WORK = 1_000_000
 """Floating-point operations of a piece, at least."""
-SHORTEST = 192
-"""Rows or columns of a piece where there are pieces enough: shorter ones pack the other operand too often."""
-PIECES_A_THREAD = 2
+MULTIPLIES, PACKS_ROWS, PACKS_COLUMNS = 1 / 16, 0.4, 0.25
+"""What a multiplication and an addition cost in cycles, about, and to pack an element of either operand."""
+FEW = 1.02
+"""How much longer a product takes, about, in fewer than two pieces a thread: none can make up for another."""
+CUTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 
 
 def _mixed() -> str:
@@ -309,7 +312,7 @@ def products_of(
         return None
     found = []
     count = prod([size for o in others for size in o.sizes])
-    cuts = list(_cuts(m, n, k, -(-PIECES_A_THREAD * num_threads // count)))
+    cuts = _cuts(m, n, k, -(-num_threads // count))
     for at_x, at_y, at_z in _places(others):
         for (row, height), (column, width) in cuts:
             found.append(
@@ -345,19 +348,26 @@ def _places(others: Sequence[_Axes]) -> Iterator[tuple[int, int, int]]:
         yield sum([m[0] for m in moved]), sum([m[1] for m in moved]), sum([m[2] for m in moved])
 
 
-def _cuts(m: int, n: int, k: int, wanted: int) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Starts and lengths of the rows and of the columns of each piece, `wanted` or a few more where it is worth it."""
-    rows, columns = 1, 1
-    while rows * columns < wanted and 2 * m * n * k >= 2 * rows * columns * LEAST_WORK:
-        halves = m / rows / 2, n / columns / 2
-        if max(halves) < TILE_COLUMNS or (rows * columns * PIECES_A_THREAD >= wanted and max(halves) < SHORTEST):
-            break
-        # Rows share what is packed of the columns, all of it if it fits at once.
-        if halves[0] >= min(SHORTEST, halves[1]):
-            rows *= 2
-        else:
-            columns *= 2
-    yield from product(_lengths(m, rows, 4), _lengths(n, columns, TILE_COLUMNS))
+@lru_cache(maxsize=1024)
+def _cuts(m: int, n: int, k: int, num_threads: int) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
+    """Starts and lengths of the rows and of the columns of each piece, for as many threads.
+
+    Each piece packs its part of both operands, and its rows again for every stretch of `COLUMNS`.
+    """
+
+    def cycles(cut: tuple[int, int]) -> float:
+        pieces = prod(cut)
+        height, width = -(-m // cut[0]), -(-n // cut[1])
+        packing = PACKS_COLUMNS * width + PACKS_ROWS * height * -(-width // COLUMNS)
+        turns = -(-pieces // num_threads) * (FEW if 1 < num_threads and pieces < 2 * num_threads else 1.0)
+        return k * turns * (MULTIPLIES * height * width + packing)
+
+    def is_worth_it(cut: tuple[int, int]) -> bool:
+        long_enough = (cut[0] == 1 or m >= TILE_ROWS * cut[0]) and (cut[1] == 1 or n >= TILE_COLUMNS * cut[1])
+        return prod(cut) == 1 or (long_enough and 2 * m * n * k >= prod(cut) * LEAST_WORK)
+
+    best = min([cut for cut in product(CUTS, CUTS) if is_worth_it(cut)], key=lambda cut: (cycles(cut), prod(cut)))
+    return tuple(product(_lengths(m, best[0], 4), _lengths(n, best[1], TILE_COLUMNS)))
 
 
 def _lengths(size: int, parts: int, unit: int) -> list[tuple[int, int]]:
