@@ -1,7 +1,7 @@
 """The C text before every kernel: vector types, loads and stores, and functions without branches.
 
-Written for GCC and Clang: their vector extensions, no header, no fast math, and no contraction of products and sums,
-so that the width of a machine's vectors changes no bit. `V` is that width in elements; a bool is a lane of 0 or −1.
+Written for GCC and Clang: their vector extensions, no header, no fast math, and no contraction of products and sums but
+where `fused` stands, so that the width of a machine's vectors changes no bit. `V` is that width in elements; a bool is a lane of 0 or −1.
 
 Bounds, for all arguments and against double precision (a test holds them): `exp`, `log` and `erf` within 1.5 units in
 the last place, `tanh` within 6, `sigmoid` within 2^-22: it is ½(1 + tanh(x / 2)), as the interpreter has it. Square
@@ -101,6 +101,39 @@ F void outside(u64* first, i64 place, int index) {
     while (found < old && !__atomic_compare_exchange_n(first, &old, found, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 }
 
+/* a b + c, rounded once where the processor can. */
+F vf fused(vf a, vf b, vf c) {
+#if defined(__clang__)
+    _Pragma("clang fp contract(fast)")
+    return a * b + c;
+#elif defined(__AVX512F__)
+    return __builtin_ia32_vfmaddps512_mask(a, b, c, (u16)-1, 4);
+#elif defined(__FMA__)
+    return __builtin_ia32_vfmaddps256(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+/* The larger and the smaller; of a pair with a NaN, or of equal numbers, the second. */
+#if defined(__AVX512F__) && !defined(__clang__)
+F vf most_f(vf a, vf b) { return __builtin_ia32_maxps512_mask(a, b, a, (u16)-1, 4); }
+F vf least_f(vf a, vf b) { return __builtin_ia32_minps512_mask(a, b, a, (u16)-1, 4); }
+/* p times 2 to the k, which n is too; the result may be subnormal. */
+F vf scaled(vf p, vf k, vi n) { return __builtin_ia32_scalefps512_mask(p, k, p, (u16)-1, 4); }
+#else
+#if defined(__AVX__) && !defined(__clang__)
+F vf most_f(vf a, vf b) { return __builtin_ia32_maxps256(a, b); }
+F vf least_f(vf a, vf b) { return __builtin_ia32_minps256(a, b); }
+#else
+F vf most_f(vf a, vf b) { return PICK(a > b, a, b); }
+F vf least_f(vf a, vf b) { return PICK(a < b, a, b); }
+#endif
+F vf scaled(vf p, vf k, vi n) {
+    const vi half = n >> 1;
+    return p * (vf)((half + 127) << 23) * (vf)((n - half + 127) << 23);
+}
+#endif
+
 /* Elementwise. */
 F vf maximum_f(vf a, vf b) { return PICK((a >= b) | (a != a), a, b); }
 F vf minimum_f(vf a, vf b) { return PICK((a <= b) | (a != a), a, b); }
@@ -130,19 +163,17 @@ F vf sqrt_f(vf a) {
 #endif
 }
 F vf exp_f(vf x) {
-    const vf c = PICK(x > 89.0f, SPLAT(vf, 89.0f), PICK(x < -104.0f, SPLAT(vf, -104.0f), x));
-    const vf t = c * 1.44269504f + 12582912.0f, k = t - 12582912.0f;
-    const vi n = (vi)t - 0x4b400000, half = n >> 1;
-    const vf r = (c - k * 0.693359375f) + k * 2.12194440e-4f;
+    /* In this order a NaN goes through. */
+    const vf c = least_f(SPLAT(vf, 89.0f), most_f(SPLAT(vf, -104.0f), x));
+    const vf t = fused(c, SPLAT(vf, 1.44269504f), SPLAT(vf, 12582912.0f)), k = t - 12582912.0f;
+    const vf r = fused(k, SPLAT(vf, 2.12194440e-4f), fused(k, SPLAT(vf, -0.693359375f), c));
     vf p = SPLAT(vf, 0.000199182337f);
-    p = p * r + 0.00139463821f;
-    p = p * r + 0.00833326485f;
-    p = p * r + 0.0416662656f;
-    p = p * r + 0.166666672f;
-    p = p * r + 0.5f;
-    p = (p * r) * r + r + 1.0f;
-    p = p * (vf)((half + 127) << 23) * (vf)((n - half + 127) << 23);
-    return PICK(x != x, x, p);
+    p = fused(p, r, SPLAT(vf, 0.00139463821f));
+    p = fused(p, r, SPLAT(vf, 0.00833326485f));
+    p = fused(p, r, SPLAT(vf, 0.0416662656f));
+    p = fused(p, r, SPLAT(vf, 0.166666672f));
+    p = fused(p, r, SPLAT(vf, 0.5f));
+    return scaled(fused(p * r, r, r) + 1.0f, k, (vi)t - 0x4b400000);
 }
 F vf log_f(vf x) {
     const vi small = x < 1.17549435e-38f;
@@ -151,17 +182,17 @@ F vf log_f(vf x) {
     const vf k = __builtin_convertvector(n, vf);
     const vf f = (vf)((vi)y - (shifted & (int)0xff800000)) - 1.0f;
     vf p = SPLAT(vf, 0.0691617951f);
-    p = p * f + -0.117915176f;
-    p = p * f + 0.118735448f;
-    p = p * f + -0.123841211f;
-    p = p * f + 0.142185554f;
-    p = p * f + -0.166692585f;
-    p = p * f + 0.200022325f;
-    p = p * f + -0.249999866f;
-    p = p * f + 0.333333105f;
+    p = fused(p, f, SPLAT(vf, -0.117915176f));
+    p = fused(p, f, SPLAT(vf, 0.118735448f));
+    p = fused(p, f, SPLAT(vf, -0.123841211f));
+    p = fused(p, f, SPLAT(vf, 0.142185554f));
+    p = fused(p, f, SPLAT(vf, -0.166692585f));
+    p = fused(p, f, SPLAT(vf, 0.200022325f));
+    p = fused(p, f, SPLAT(vf, -0.249999866f));
+    p = fused(p, f, SPLAT(vf, 0.333333105f));
     const vf q = f * f;
-    p = p * f * q - k * 2.12194440e-4f - 0.5f * q;
-    p = (p + f) + k * 0.693359375f;
+    p = fused(p * f, q, fused(k, SPLAT(vf, -2.12194440e-4f), -0.5f * q));
+    p = fused(k, SPLAT(vf, 0.693359375f), p + f);
     p = PICK(x == 0, SPLAT(vf, -bits_f(0x7f800000u)), p);
     p = PICK(x == bits_f(0x7f800000u), x, p);
     return PICK(x >= 0, p, PICK(x != x, x, SPLAT(vf, bits_f(0x7fc00000u))));
@@ -169,10 +200,10 @@ F vf log_f(vf x) {
 F vf tanh_f(vf x) {
     const vf a = abs_f(x), z = x * x;
     vf p = SPLAT(vf, 1.33189735e-08f), q = SPLAT(vf, 7.76197851e-07f);
-    p = p * z + 2.05834094e-05f; q = q * z + 0.000328308553f;
-    p = p * z + 0.0034940301f; q = q * z + 0.0258710571f;
-    p = p * z + 0.133797139f; q = q * z + 0.467130303f;
-    p = p * z + 1.0f; q = q * z + 1.0f;
+    p = fused(p, z, SPLAT(vf, 2.05834094e-05f)); q = fused(q, z, SPLAT(vf, 0.000328308553f));
+    p = fused(p, z, SPLAT(vf, 0.0034940301f)); q = fused(q, z, SPLAT(vf, 0.0258710571f));
+    p = fused(p, z, SPLAT(vf, 0.133797139f)); q = fused(q, z, SPLAT(vf, 0.467130303f));
+    p = fused(p, z, SPLAT(vf, 1.0f)); q = fused(q, z, SPLAT(vf, 1.0f));
     const vf y = x * p / q;
     /* Above 9.02 it is one to the last bit. */
     return PICK((a > 9.02f) | (abs_f(y) > 1.0f), signed_as(SPLAT(vf, 1.0f), x), y);
@@ -181,20 +212,20 @@ F vf sigmoid_f(vf x) { return 0.5f * (1.0f + tanh_f(0.5f * x)); }
 F vf erf_f(vf x) {
     const vf a = abs_f(x), z = x * x, c = PICK(a > 4.0f, SPLAT(vf, 4.0f), a);
     vf p = SPLAT(vf, 8.34522478e-05f);
-    p = p * z + -0.000813743740f;
-    p = p * z + 0.00520063424f;
-    p = p * z + -0.0268592704f;
-    p = p * z + 0.112836942f;
-    p = p * z + -0.376126349f;
-    p = p * z + 0.128379166f;
+    p = fused(p, z, SPLAT(vf, -0.000813743740f));
+    p = fused(p, z, SPLAT(vf, 0.00520063424f));
+    p = fused(p, z, SPLAT(vf, -0.0268592704f));
+    p = fused(p, z, SPLAT(vf, 0.112836942f));
+    p = fused(p, z, SPLAT(vf, -0.376126349f));
+    p = fused(p, z, SPLAT(vf, 0.128379166f));
     vf q = SPLAT(vf, 1.04331143e-05f);
-    q = q * c + -0.000314858102f;
-    q = q * c + 0.00361034204f;
-    q = q * c + -0.0236945655f;
-    q = q * c + 0.106159046f;
-    q = q * c + 0.635198057f;
-    q = q * c + 1.12863708f;
-    return PICK(a < 0.925f, p * x + x, signed_as(PICK(x != x, x, 1.0f - exp_f(-(q * c))), x));
+    q = fused(q, c, SPLAT(vf, -0.000314858102f));
+    q = fused(q, c, SPLAT(vf, 0.00361034204f));
+    q = fused(q, c, SPLAT(vf, -0.0236945655f));
+    q = fused(q, c, SPLAT(vf, 0.106159046f));
+    q = fused(q, c, SPLAT(vf, 0.635198057f));
+    q = fused(q, c, SPLAT(vf, 1.12863708f));
+    return PICK(a < 0.925f, fused(p, x, x), signed_as(PICK(x != x, x, 1.0f - exp_f(-(q * c))), x));
 }
 #define LANES(name) float name##f(float); \
 F vf name##_f(vf a) { for (int e = 0; e < V; ++e) a[e] = name##f(a[e]); return a; }

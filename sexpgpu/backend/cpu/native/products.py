@@ -75,19 +75,6 @@ COMMON = (
 #define EACH _Pragma("GCC unroll 16")
 #define MIX(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
 #endif
-/* a b + c, rounded once where the processor can. */
-F vf fused(vf a, vf b, vf c) {
-#if defined(__clang__)
-    _Pragma("clang fp contract(fast)")
-    return a * b + c;
-#elif defined(__AVX512F__)
-    return __builtin_ia32_vfmaddps512_mask(a, b, c, (u16)-1, 4);
-#elif defined(__FMA__)
-    return __builtin_ia32_vfmaddps256(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
 /* Lane e of vector i becomes lane i of vector e. */
 F void turn(vf* r) {
 """
