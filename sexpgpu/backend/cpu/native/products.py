@@ -286,13 +286,13 @@ def products_of(
     n, _, y_column, z_column = columns.inner()
     k, x_depth, y_depth, _ = depth.inner()
     x_start, y_start, z_start = starts
-    others = (batch, rows.outer(), columns.outer())
+    others = [batch, rows.outer(), columns.outer()]
     if n > 1 and z_column != 1:
         # The result lies column by column: it is the product of the turned matrices.
         m, n, z_row, z_column = n, m, z_column, z_row
         x_row, y_column, x_depth, y_depth = y_column, x_row, y_depth, x_depth
         x_start, y_start = y_start, x_start
-        others = tuple([_Axes(o.sizes, o.y, o.x, o.z) for o in others])  # type: ignore[assignment]
+        others = [_Axes(o.sizes, o.y, o.x, o.z) for o in others]
     if n > 1 and z_column != 1:
         return None
     found = []
