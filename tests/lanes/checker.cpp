@@ -158,6 +158,8 @@ void lanes::begin_run(const Request& request, char* stacks, size_t stack_bytes) 
   running = true;
 }
 
+void lanes::end_run() { running = false; }
+
 void lanes::begin_group(uint64_t number) {
   group = number;
   ++group_time[0], ++group_time[1];
