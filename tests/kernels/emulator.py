@@ -1,4 +1,4 @@
-"""Launches of our printers on the lane engine: values placed in layouts, with bytes around them that nobody may touch."""
+"""Launches of our printers on the lane engine: values in layouts, with bytes around them that nobody may touch."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from typing import Any
 from sexpgpu.backend.cuda.device import CudaDevice
 from sexpgpu.backend.cuda.driver import Arguments
 from sexpgpu.backend.cuda.fusion import Group, print_group
-from sexpgpu.backend.cuda.leaves import partial_bytes as leaf_bytes
 from sexpgpu.backend.cuda.leaves import print_leaves
 from sexpgpu.backend.cuda.rows import Program, partial_bytes, print_rows
 from sexpgpu.backend.kernels import cuda
@@ -96,6 +95,14 @@ KERNELS = Kernels()
 class _Printers:
     """The printers of the cuda device, which note what they print."""
 
+    def __init__(self) -> None:
+        self._workspaces: tuple[int, ...] = ()
+
+    def workspace_bytes(self, step: Step) -> tuple[int, ...]:
+        """Asked before a step is printed, sometimes for a step that takes more."""
+        self._workspaces = cuda.workspace_bytes(step)
+        return self._workspaces
+
     def print_step(self, step: Step) -> tuple[Launch, ...]:
         launches = cuda.print_step(step)
         known: dict[Operand, Span] = {("flag", 0): Span(0, FLAG_BYTES, 4, True, False)}
@@ -104,17 +111,16 @@ class _Printers:
         operands += [("output", i) for i in range(len(step.outputs))]
         for operand, (value, layout) in zip(operands, pairs, strict=True):
             known[operand] = _span(value.type, layout.strides, operand[0])
-        known |= {("workspace", i): Span(0, n, 4, True, True) for i, n in enumerate(cuda.workspace_bytes(step))}
+        known |= {("workspace", i): Span(0, n, 4, True, True) for i, n in enumerate(self._workspaces)}
         KERNELS.note(launches, known)
         return launches
 
     def print_copy(self, copy: Copy) -> tuple[Launch, ...]:
         launches = cuda.print_copy(copy)
-        source, target = (_span(copy.type, x.strides, role) for x, role in ((copy.source, "input"), (copy.target, "output")))
+        source, target = _span(copy.type, copy.source.strides, "input"), _span(copy.type, copy.target.strides, "output")
         KERNELS.note(launches, {("input", 0): source, ("output", 0): target})
         return launches
 
-    workspace_bytes = staticmethod(cuda.workspace_bytes)
     workspace_bound = staticmethod(cuda.workspace_bound)
 
     def module_source(self, launches: Iterable[Launch]) -> str:
@@ -142,7 +148,6 @@ def _print_rows(program: Program, inputs: Sequence[Argument], outputs: Sequence[
 
 def _print_leaves(node: Node, packs: bool) -> tuple[Launch, ...]:
     launches = print_leaves(node, packs)
-    assert leaf_bytes(node) is not None
     KERNELS.note(launches, None)
     return launches
 
