@@ -78,6 +78,16 @@ def _turn() -> tuple[list[np.ndarray], list[np.ndarray]]:
     return [x, np.empty((50, 40), np.float32)], [x.T.copy()]
 
 
+def _neighbours() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    x = _normal(128)
+    return [x, np.empty(128, np.float32)], [x.reshape(-1, 2)[:, ::-1].reshape(-1).copy()]
+
+
+def _halves() -> tuple[list[np.ndarray], list[np.ndarray]]:
+    x = _normal(128)
+    return [x, np.empty(128, np.float32)], [np.repeat(x.reshape(-1, 16).sum(1), 16)]
+
+
 def _pairs() -> tuple[list[np.ndarray], list[np.ndarray]]:
     x = _normal(128)
     return [x, np.empty(128, np.float32)], [x.reshape(2, 2, 32)[:, ::-1].reshape(-1).copy()]
@@ -196,6 +206,21 @@ PAIRS = """kernel void pairs(device const float* x [[buffer(0)]], device float* 
   y[i] = other;
 }
 """
+NEIGHBOURS = """kernel void neighbours(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                       uint i [[thread_position_in_grid]], uint tid [[thread_position_in_threadgroup]]) {
+  threadgroup float held[64];
+  held[tid] = x[i];
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  y[i] = held[tid ^ 1u];
+}
+"""
+CUDA_HALVES = """extern "C" __global__ void __launch_bounds__(64) halves(const float* x, float* y) {
+  const u32 i = blockIdx.x * 64u + threadIdx.x, half = threadIdx.x / 16u % 2u;
+  float sum = x[i];
+  for (int mask = 8; mask > 0; mask /= 2) sum += __shfl_xor_sync(half ? 0xffff0000u : 0x0000ffffu, sum, mask);
+  y[i] = sum;
+}
+"""
 CUDA_NORM = """extern "C" __global__ void __launch_bounds__(256) norm(const float* x, float* y, const u32* count) {
   __shared__ float parts[8];
   const u32 tid = threadIdx.x, n = count[0];
@@ -281,6 +306,8 @@ CASES = {
     "count": Case("msl", COUNT, (4, 1, 1), (256, 1, 1), _count, (1,), (1,)),
     "spread": Case("msl", SPREAD, (1, 1, 1), (64, 1, 1), _spread, (2,)),
     "pairs": Case("msl", PAIRS, (2, 1, 1), (64, 1, 1), _pairs, (1,)),
+    "neighbours": Case("msl", NEIGHBOURS, (2, 1, 1), (64, 1, 1), _neighbours, (1,)),
+    "cuda halves": Case("cuda", CUDA_HALVES, (2, 1, 1), (64, 1, 1), _halves, (1,)),
     "cuda norm": Case("cuda", CUDA_NORM, (6, 1, 1), (256, 1, 1), _norm, (1,)),
     "cuda turn": Case("cuda", CUDA_TURN, (2, 2, 1), (32, 8, 1), _turn, (1,)),
     "cuda running": Case("cuda", CUDA_RUNNING, (3, 1, 1), (128, 1, 1), _running, (1,)),
@@ -392,6 +419,10 @@ NEW = [
         "simdgroup_load(p, &left[y][0], 10, ulong2(0, 0), true)", FORWARD),
     Bug("product", "a matrix that some lanes store", "  simdgroup_store(",
         "  if (tid % 32u < 30u) simdgroup_store(", FORWARD),
+    Bug("neighbours", "a barrier of the simdgroup that orders no memory", "mem_threadgroup", "mem_none", CHECKER),
+    Bug("neighbours", "a partner in another simdgroup", "tid ^ 1u", "tid ^ 33u", FORWARD),
+    Bug("cuda halves", "the mask of the other half", "half ?", "!half ?", FORWARD),
+    Bug("cuda halves", "a mask that is right for one half", "half ? 0xffff0000u : 0x0000ffffu", "0x0000ffffu", FORWARD),
     Bug("pairs", "device memory behind a barrier of the other kind", "mem_device", "mem_threadgroup", CHECKER),
     Bug("pairs", "a shuffle of 64 bits", "float other = y[i ^ 32u];",
         "float other = y[i ^ 32u] + float(simd_shuffle_xor(ulong(i), 1));", CLANG),

@@ -11,7 +11,7 @@ reaches through a table of pointers. `grid` counts groups (blocks, threadgroups)
 writes to what is only read; it is some five times slower, and its library is compiled at the first such run.
 
 Raises `Refused` for texts that do not compile, and `Fault` for what a run meets, with the kernel, the line of the text,
-the lanes and the argument. Runs are one at a time. Needs g++ (`compiler()` is None without); lines of accesses need
+the lanes and the argument. Runs are one at a time. Needs g++ (`compiler()` is None without, and off Linux); lines of accesses need
 addr2line, which comes with it.
 
 Flow: tests make units of printed kernels; a stand-in for a device's library makes one of each source that it gets.
@@ -24,6 +24,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,8 @@ _lock = threading.Lock()
 
 
 def compiler() -> str | None:
-    return shutil.which("g++")
+    """g++ on Linux, whose libraries the engine is written for."""
+    return shutil.which("g++") if sys.platform == "linux" else None
 
 
 class Fault(Exception):
