@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from sexpgpu.backend.kernels.prelude import PRELUDE
+from sexpgpu.backend.kernels.cuda import module_source
 from tests.lanes import rules, strict
 from tests.lanes.signatures import Dialect, Refused, kernels_of
 from tests.lanes.test_engine import MSL
@@ -18,7 +18,7 @@ PARAMETERS = "device float* y [[buffer(0)]], uint i [[thread_position_in_grid]]"
 
 
 def test_texts_that_keep_the_rules() -> None:
-    rules.check(PRELUDE, "cuda")
+    rules.check(module_source([]), "cuda")
     rules.check(MSL, "msl")
     rules.check("constant float table[2] = {1.0f, 2e-3f};\nstruct Pair { float a; int b; };", "msl")
 
