@@ -106,3 +106,20 @@ def test_faults_name_the_kernel_and_the_line() -> None:
     assert fault.value.kernel == "late"
     with pytest.raises(Refused, match="expf"):
         Unit(text.replace("1.0f", "expf(1.0f)"), "msl").run("late", [Buffer.of(y, True)], (1, 1, 1), (8, 1, 1))
+
+
+CHECKED = [
+    ("t[i] = 1.0f; y[i] = t[63u - i];", "a race: read of what another lane writes at line 4, .*, lane .* t cell"),
+    ("y[i / 2u] = 1.0f;", "a race: two lanes write at line 4, .*, lane 1 and lane 0, y cell 0"),
+    ("y[i] = t[i];", "a read of memory that nothing was written to at line 4, .*, lane 0, t cell 0"),
+    ("y[i + 1u] = 1.0f;", "an access outside every buffer at line 4, .*, lane 63"),
+]
+
+
+@pytest.mark.parametrize("body, said", CHECKED)
+def test_the_checker_tells_the_line_and_the_argument(body: str, said: str) -> None:
+    head = "kernel void k(device float* y [[buffer(0)]], uint i [[thread_position_in_threadgroup]])"
+    unit = Unit(f"{HEAD}{head} {{ threadgroup float t[64];\n{body} }}", "msl")
+    y = np.zeros(80, np.float32)
+    with pytest.raises(Fault, match=said):
+        unit.run("k", [Buffer(y.ctypes.data, y.ctypes.data, 64 * 4, writable=True)], (1, 1, 1), (64, 1, 1), checked=True)
