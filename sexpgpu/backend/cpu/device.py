@@ -11,7 +11,6 @@ import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth, free_bytes, num_cores, processor
 from sexpgpu.backend.cpu.native.attention import is_attention
-from sexpgpu.backend.cpu.native.blas import find_blas
 from sexpgpu.backend.cpu.native.compiler import CompileError, Compiler
 from sexpgpu.backend.cpu.native.lowering import Native
 from sexpgpu.backend.cpu.session import CpuSession
@@ -91,7 +90,7 @@ class CpuDevice:
         assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), plan.profile
         if self._compiler is None:
             return CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
-        native = Native(self._compiler, self._num_threads, find_blas())
+        native = Native(self._compiler, self._num_threads)
         try:
             return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, native)
         except CompileError as error:
@@ -116,7 +115,7 @@ def _is_composite(node: Node) -> bool:
 
 def _has_no_kernel(node: Node) -> bool:
     """Whether a composite runs as the steps of its body."""
-    return _is_composite(node) and not (find_blas() is not None and is_attention(node))
+    return _is_composite(node) and not is_attention(node)
 
 
 def _without_kernels(error: CompileError) -> Diagnostic:

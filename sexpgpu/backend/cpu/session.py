@@ -297,6 +297,8 @@ class CpuSession:
             else:
                 for call in phase.calls:
                     call()
+        if self._native is not None:
+            self._native.report(self._flag)
         for source, target in phase.saves:
             np.copyto(target, source)
 

@@ -138,29 +138,11 @@ void pool_run(pool* p, const action* actions, i64 count) {
 void copy_bytes(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
     memcpy(a[0] + begin, a[1] + begin, end - begin);
 }
-typedef struct { i64 rows, columns, depth, turn_x, turn_y, step_x, step_y, step_z; float *x, *y, *z; } product;
-typedef void (*sgemm64)(int, int, int, i64, i64, i64, float, const float*, i64, const float*, i64, float, float*, i64);
-typedef void (*sgemm32)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
-/* a[0] is the BLAS function, a[1] whether its integers have 64 bits, a[2] the products. */
-void products(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
-    for (i64 i = begin; i < end; ++i) {
-        const product* p = (const product*)a[2] + i;
-        const int tx = p->turn_x ? 112 : 111, ty = p->turn_y ? 112 : 111;
-        if (a[1]) ((sgemm64)a[0])(101, tx, ty, p->rows, p->columns, p->depth, 1.0f, p->x, p->step_x, p->y, p->step_y,
-                                  0.0f, p->z, p->step_z);
-        else ((sgemm32)a[0])(101, tx, ty, p->rows, p->columns, p->depth, 1.0f, p->x, p->step_x, p->y, p->step_y,
-                             0.0f, p->z, p->step_z);
-    }
-}
 """,
 }
 """Everything in one text, so that it is one library; it is asked for by its first name."""
 
 ACTION = np.dtype([("call", "u8"), ("operands", "u8"), ("count", "i8"), ("step", "i8"), ("shared", "i8")])
-PRODUCT = np.dtype(
-    [(name, "i8") for name in ("rows", "columns", "depth", "turn_x", "turn_y", "step_x", "step_y", "step_z")]
-    + [(name, "u8") for name in ("x", "y", "z")]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +156,7 @@ class Driver:
         return Pool(self.addresses, num_threads, scratch_bytes)
 
 
-NAMES = ("pool_open", "pool_close", "pool_run", "copy_bytes", "products")
+NAMES = ("pool_open", "pool_close", "pool_run", "copy_bytes")
 
 
 def driver(compiler: Compiler) -> Driver:

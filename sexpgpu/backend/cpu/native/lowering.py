@@ -16,18 +16,22 @@ import numpy as np
 from sexpgpu.backend.cpu.memory import Memory
 from sexpgpu.backend.cpu.native.attention import ATTENTION_TEXTS, attention_of, is_attention
 from sexpgpu.backend.cpu.native.attention import scratch_bytes as attention_scratch
-from sexpgpu.backend.cpu.native.blas import Blas, products_of
 from sexpgpu.backend.cpu.native.compiler import Compiler, unit_count
 from sexpgpu.backend.cpu.native.convolution import TEXT as CONVOLUTION_TEXT
 from sexpgpu.backend.cpu.native.convolution import convolution_of, has_kernel
 from sexpgpu.backend.cpu.native.driver import ACTION, Pool, driver
-from sexpgpu.backend.cpu.native.groups import Group, longest_group
+from sexpgpu.backend.cpu.native.groups import MAX_OPERATIONS, MAX_PASSED, Group, longest_group
+from sexpgpu.backend.cpu.native.indexed import TEXTS as INDEXED_TEXTS
+from sexpgpu.backend.cpu.native.indexed import indexed_of
 from sexpgpu.backend.cpu.native.operations import MAP, Operand, Operation, Place, operations_of
 from sexpgpu.backend.cpu.native.prelude import PRELUDE
-from sexpgpu.backend.cpu.native.printer import Kernel, Partial, is_spelt, print_fold, print_group
+from sexpgpu.backend.cpu.native.printer import Kernel, Partial, Watch, is_spelt, print_fold, print_group
+from sexpgpu.backend.cpu.native.products import SCRATCH_BYTES, products_of
+from sexpgpu.backend.cpu.native.products import TEXT as PRODUCTS_TEXT
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node
-from sexpgpu.ir.opdef import OPS, Array, Context, Work
+from sexpgpu.ir.opdef import OPS, Array, Work
+from sexpgpu.ir.ops.index import outside_message
 from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.layout import Layout, contiguous, is_contiguous
 from sexpgpu.plan.phase import Step
@@ -46,11 +50,15 @@ STRETCH_OPERATIONS = 1 << 32
 """The same after which Python gets its turn: it looks for interrupts between stretches, a few times a second."""
 STEPS_AHEAD = 512
 """Steps that are cut into groups at a time."""
+WINDOW = MAX_OPERATIONS + MAX_PASSED
+"""Operations among which a group is looked for."""
 PRODUCT_RATE = 8
 """Floating-point operations of a product that take as long as one operation on an element."""
 WORK = {"exp": 8, "log": 8, "tanh": 12, "sigmoid": 14, "erf": 16, "div": 2, "sqrt": 2, "rsqrt": 3}
 """What functions cost; an addition costs 1."""
 
+NOTHING = 2**64 - 1
+"""What a cell holds where every index was in range."""
 PACKED = "packed"
 """A buffer that stands for the memory which kernels share from action to action."""
 
@@ -92,21 +100,24 @@ class Native:
     """What compiles and runs the C of one opened plan.
 
     kernels: texts by name. stretches: what is to be linked. partial_bytes, scratch_bytes: memory that kernels share.
+    watches: nodes whose indices kernels check, and against what; watching: operands that are cells of these.
     memories, tables: what actions point into.
     """
 
     compiler: Compiler
     num_threads: int
-    blas: Blas | None
     kernels: dict[str, str] = field(default_factory=dict)
     stretches: list[Stretch] = field(default_factory=list)
     scratch_bytes: int = 0
     partials: list[tuple[np.ndarray, int]] = field(default_factory=list)
     partial_bytes: int = 0
+    watches: list[tuple[Node, int]] = field(default_factory=list)
+    watching: list[tuple[np.ndarray, int]] = field(default_factory=list)
     num_launches: int = 0
     memories: list[Memory] = field(default_factory=list)
     tables: list[np.ndarray] = field(default_factory=list)
     _shared: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
+    _noted: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     _pool: Pool | None = None
 
     def calls(
@@ -155,9 +166,22 @@ class Native:
         self._shared = np.empty(self.partial_bytes, np.uint8)
         for operands, index in self.partials:
             operands[index] += self._shared.ctypes.data
+        self._noted = np.full(len(self.watches), NOTHING, np.uint64)
+        for operands, index in self.watching:
+            operands[index] = self._noted.ctypes.data + 8 * int(operands[index])
         self._pool = found.pool(self.num_threads, self.scratch_bytes)
         for stretch in self.stretches:
             stretch.link(addresses, self._pool)
+
+    def report(self, flag: Callable[[Node, str], None]) -> None:
+        """Tell of indices that were out of range since the last time."""
+        if not len(self._noted) or (self._noted == NOTHING).all():
+            return
+        for (node, size), noted in zip(self.watches, self._noted.tolist(), strict=True):
+            if noted != NOTHING:
+                index = int(np.uint32(noted & 0xFFFFFFFF).view(np.int32))
+                flag(node, outside_message(node.inputs[1].shape, noted >> 32, index, size))
+        self._noted[:] = NOTHING
 
     def close(self) -> None:
         """End the threads."""
@@ -176,51 +200,41 @@ class Native:
             return 1
         if is_attention(step.node) and self._attention(step, memory, stretch):
             return 1
+        if step.node.op in ("gather", "scatter") and self._indexed(step, memory, stretch):
+            return 1
         operations: list[Operation] = []
-        ends: list[int] = []
-        for taken, each in enumerate(steps[position:] if together else [step], 1):
+        taken_steps = 0
+        for each in steps[position : position + STEPS_AHEAD] if together else [step]:
             found = operations_of(each)
-            if not found or not all(is_spelt(o) for o in found):
+            if not found or not all(is_spelt(o) and longest_group([o]) is not None for o in found):
                 break
             operations += found
-            ends.append(len(operations))
-            if taken == STEPS_AHEAD:
-                break
-        start = 0
-        while start < len(operations):
-            group = longest_group(operations, start)
-            if group is None:
-                break
+            taken_steps += 1
+        while operations:
+            group = longest_group(operations[:WINDOW])
+            assert group is not None, operations[0].node
             self._group(group, memory, stretch)
-            start += len(group.operations)
-        assert start == len(operations) or start in (0, *ends), step.node
-        return sum([1 for end in ends if end <= start])
+            operations = [o for i, o in enumerate(operations) if i not in group.taken]
+        return taken_steps
 
     def _product(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
-        node = step.node
-        if self.blas is None or any(t.dtype != "f32" for t in (*node.types, *[v.type for v in node.inputs])):
-            return False
-        inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
-        outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
-        prepare = OPS[node.op].prepare
-        assert prepare is not None, node.op
-        stages = prepare(Context(dict(memory.dtypes)), node, inputs, outputs)
-        if len(stages) != 1:
-            return False
-        table = products_of(stages[0])
+        layouts = (*step.inputs, step.outputs[0])
+        table = products_of(step.node, *layouts, tuple([_start(x, memory) for x in layouts]), self.num_threads)
         if table is None:
             return False
-        operands = np.array([self.blas.address, self.blas.wide, table.ctypes.data], np.uint64)
+        operands = np.array([table.ctypes.data], np.uint64)
         work = 2 * int(table["rows"][0]) * int(table["columns"][0]) * int(table["depth"][0])
         piece = max(1, PIECE_OPERATIONS // max(1, work))
         stretch.add("products", operands, len(table), piece, len(table) * work // PRODUCT_RATE)
         self.tables.append(table)
+        self.kernels["products"] = PRODUCTS_TEXT
+        self.scratch_bytes = max(self.scratch_bytes, SCRATCH_BYTES)
         self.num_launches += 1
         return True
 
     def _convolution(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
         node = step.node
-        if self.blas is None or not has_kernel(node) or not is_contiguous(node.types[0].shape, step.outputs[0].strides):
+        if not has_kernel(node) or not is_contiguous(node.types[0].shape, step.outputs[0].strides):
             return False
         (x_layout, kernel_layout), (x, kernel) = step.inputs, (value.type for value in node.inputs)
         operands = np.zeros(4, np.uint64)
@@ -235,11 +249,11 @@ class Native:
         else:
             self._pack(kernel, kernel_layout, used, operands, 2, memory, stretch)
         operands[3] = memory.view(step.outputs[0], node.types[0]).ctypes.data
-        found = convolution_of(node, strides, self.blas)
+        found = convolution_of(node, strides)
         operands[0] = found.tables[0].ctypes.data
         self.tables += found.tables
         self.kernels["convolution"] = CONVOLUTION_TEXT
-        self.scratch_bytes = max(self.scratch_bytes, 4 * found.block * found.depth)
+        self.scratch_bytes = max(self.scratch_bytes, found.scratch_bytes)
         work = 2 * found.depth * node.types[0].size // PRODUCT_RATE + 4 * found.rows * found.depth
         stretch.add("convolution", operands, found.rows, found.block, work)
         self.num_launches += 1
@@ -252,29 +266,53 @@ class Native:
         """Add a copy of a value to the shared memory from `start` on, where an operand reads it; where it ends."""
         packed = Layout(PACKED, start, contiguous(type.shape))
         sides = [Operand(each, type.dtype, type.shape) for each in (layout, packed)]
-        copy = longest_group([Operation(copied(type), MAP, type.shape, (sides[0],), sides[1])], 0)
-        assert copy is not None
-        self._group(copy, memory, stretch)
+        self._copy(type, *sides, memory, stretch)
         operands[index] = start
         self.partials.append((operands, index))
         used = start + -(-4 * type.size // 64) * 64
         self.partial_bytes = max(self.partial_bytes, used)
         return used
 
+    def _copy(self, type: TensorType, source: Operand, target: Operand, memory: Memory, stretch: Stretch) -> None:
+        copy = longest_group([Operation(copied(type), MAP, type.shape, (source,), target)])
+        assert copy is not None
+        self._group(copy, memory, stretch)
+
+    def _indexed(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
+        node, found = step.node, indexed_of(step)
+        if found is None:
+            return False
+        source, target, table = step.inputs[0], step.outputs[0], node.inputs[0].type
+        if node.op == "scatter" and source != target:
+            sides = [Operand(each, table.dtype, table.shape) for each in (source, target)]
+            if longest_group([Operation(copied(table), MAP, table.shape, (sides[0],), sides[1])]) is None:
+                return False
+            self._copy(table, *sides, memory, stretch)
+        addresses = [_start(layout, memory) for layout in found.operands]
+        operands = np.array([*addresses, self._watched(node, found.size), *found.numbers], np.uint64)
+        self.watching.append((operands, len(addresses)))
+        self.kernels[found.name] = INDEXED_TEXTS[found.name]
+        stretch.add(found.name, operands, found.count, found.piece, found.work)
+        self.num_launches += 1
+        return True
+
+    def _watched(self, node: Node, size: int) -> int:
+        """The number of the cell that keeps the first index of `node` outside of so many places."""
+        self.watches.append((node, size))
+        return len(self.watches) - 1
+
     def _attention(self, step: Step, memory: Memory, stretch: Stretch) -> bool:
         node = step.node
-        if self.blas is None:
-            return False
         inputs = [memory.view(layout, v.type) for layout, v in zip(step.inputs, node.inputs, strict=True)]
         outputs = [memory.view(layout, t) for layout, t in zip(step.outputs, node.types, strict=True)]
-        found = attention_of(node, inputs, outputs, self.blas)
+        found = attention_of(node, inputs, outputs, self.num_threads)
         if found is None:
             return False
         self.tables += found.tables
         self.kernels |= ATTENTION_TEXTS
         self.scratch_bytes = max(self.scratch_bytes, attention_scratch(node))
         operands = np.array([found.tables[0].ctypes.data], np.uint64)
-        piece = max(1, PIECE_OPERATIONS // max(1, found.flops))
+        piece = max(found.piece, PIECE_OPERATIONS // max(1, found.flops))
         stretch.add(found.name, operands, found.count, piece, found.count * found.flops // PRODUCT_RATE)
         self.num_launches += 1
         return True
@@ -299,6 +337,10 @@ class Native:
                 operands[i] = used
                 self.partials.append((operands, i))
                 used += -(-pieces * operand.width * 4 // 64) * 64
+            elif isinstance(operand, Watch):
+                node = group.operations[operand.number].node
+                operands[i] = self._watched(node, node.inputs[0].shape[-1])
+                self.watching.append((operands, i))
             elif operand.buffer == PACKED:
                 operands[i] = operand.offset_bytes
                 self.partials.append((operands, i))
@@ -332,3 +374,8 @@ def copied(type: TensorType) -> Node:
 
 def _address(place: Place, memory: Memory) -> int:
     return int(memory.buffers[place.buffer].ctypes.data) + place.offset_bytes
+
+
+def _start(layout: Layout, memory: Memory) -> int:
+    """Where element 0 of a value lies."""
+    return int(memory.buffers[layout.buffer].ctypes.data) + layout.offset_bytes
