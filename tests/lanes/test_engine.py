@@ -122,4 +122,5 @@ def test_the_checker_tells_the_line_and_the_argument(body: str, said: str) -> No
     unit = Unit(f"{HEAD}{head} {{ threadgroup float t[64];\n{body} }}", "msl")
     y = np.zeros(80, np.float32)
     with pytest.raises(Fault, match=said):
-        unit.run("k", [Buffer(y.ctypes.data, y.ctypes.data, 64 * 4, writable=True)], (1, 1, 1), (64, 1, 1), checked=True)
+        out = Buffer(y.ctypes.data, y.ctypes.data, 64 * 4, writable=True)
+        unit.run("k", [out], (1, 1, 1), (64, 1, 1), checked=True)
