@@ -151,14 +151,8 @@ void attention(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
 }
 """
 BACKWARD_TEXT = r"""
-/* Rows of a tile that lie as lines of a block. */
-#define LINES(name, height) \
-static __attribute__((noinline)) void name( \
-    i64 depth, const float* a, const float* b, i64 step_b, float alpha, int add, int columns, float* z, i64 step_z \
-) { tile_of(height, BLOCK, 1, depth, a, b, step_b, alpha, add, columns, z, step_z); }
-LINES(lines_full, TILE_ROWS)
-LINES(lines_4, 4)
-LINES(lines_1, 1)
+/* Rows that lie as lines of a block. */
+TILES(lines_of_block, BLOCK, 1, 1, 1)
 /* z = alpha a x, or z + alpha a x: some lines of a block by its queries or cotangents, in columns as wide as a tile. */
 F void add_block(
     const float* a, i64 first, i64 end, i64 block, const float* x, i64 width, float alpha, int add, float* z
@@ -166,9 +160,8 @@ F void add_block(
     for (i64 i = first, height; i < end; i += height) {
         height = next_height(end - i);
         for (i64 c = 0; c < width; c += TILE_COLUMNS)
-            (height == TILE_ROWS ? lines_full : height == 4 ? lines_4 : lines_1)(
-                block, a + i * BLOCK, x + c * block, TILE_COLUMNS, alpha, add, smaller(width - c, TILE_COLUMNS),
-                z + i * width + c, width);
+            lines_of_block(height, block, a + i * BLOCK, x + c * block, TILE_COLUMNS, alpha, add,
+                           smaller(width - c, TILE_COLUMNS), z + i * width + c, width);
     }
 }
 F void in_columns(const float* x, i64 line, i64 lines, i64 width, float* out) {

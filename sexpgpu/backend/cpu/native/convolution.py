@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from sexpgpu.backend.cpu.native.products import COMMON, SCRATCH_BYTES
+from sexpgpu.backend.cpu.native.products import COMMON, SCRATCH_BYTES, TILE_ROWS
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.ops.convolution import Window, windows
 from sexpgpu.ir.ops.rules import attr_int
@@ -24,6 +24,7 @@ BLOCK_ELEMENTS = 1 << 15
 """Elements that a block lays out, about."""
 LEAST_ROWS, MOST_ELEMENTS = 48, 1 << 18
 """A block of fewer rows packs the kernel too often, unless its rows are as long as this."""
+LEAST_PIECES = 4
 DEEPEST = 1 << 22
 """Elements that one result may be the sum of."""
 
@@ -113,12 +114,13 @@ def convolution_of(node: Node, strides: Strides) -> Convolution:
     for axis, read in enumerate(reads):
         table["along"][0, axis] = (read.ctypes.data, *read.shape)
     rows = out.size // out.shape[-1]
-    return Convolution((table, *reads), rows, _block(depth), depth)
+    return Convolution((table, *reads), rows, _block(depth, rows), depth)
 
 
-def _block(depth: int) -> int:
-    """Rows of a piece, by the length of the sums alone."""
-    return max(BLOCK_ELEMENTS // depth, min(LEAST_ROWS, max(1, MOST_ELEMENTS // depth)))
+def _block(depth: int, rows: int) -> int:
+    """Rows of a piece: by the length of the sums, and a few pieces at least, of whole tiles."""
+    block = max(BLOCK_ELEMENTS // depth, min(LEAST_ROWS, max(1, MOST_ELEMENTS // depth)))
+    return min(block, -(-rows // (LEAST_PIECES * TILE_ROWS)) * TILE_ROWS)
 
 
 def _reads(w: Window, step: int) -> np.ndarray:

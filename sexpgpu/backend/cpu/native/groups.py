@@ -25,8 +25,7 @@ from sexpgpu.backend.cpu.native.operations import (
     kept_axes,
     place_of,
 )
-from sexpgpu.ir.types import ITEM_BYTES
-from sexpgpu.plan.layout import ARENA, extent
+from sexpgpu.plan.layout import ARENA
 
 MAX_OPERATIONS = 40
 UNRELATED = 4
@@ -192,10 +191,10 @@ class Group:
         """Whether `operation` must come after one that was passed over."""
         inputs, out = operation.inputs, operation.output
         for before in self.passed:
-            made = (before.output.layout.buffer, _span(before.output))
+            made = (before.output.layout.buffer, before.output.span)
             if any(_share(*made, x) for x in (*inputs, out)):
                 return True
-            if any(_share(out.layout.buffer, _span(out), x) for x in before.inputs):
+            if any(_share(out.layout.buffer, out.span, x) for x in before.inputs):
                 return True
         return False
 
@@ -208,18 +207,11 @@ def overlaps(one: Place, other: Place) -> bool:
     return low < other_high and other_low < high
 
 
-def _span(operand: Operand) -> tuple[int, int]:
-    """Bytes of its buffer between which an operand lies."""
-    layout, item = operand.layout, ITEM_BYTES[operand.dtype]
-    low, high = extent(operand.shape, layout.strides)
-    return layout.offset_bytes + low * item, layout.offset_bytes + (high + 1) * item
-
-
 def _share(buffer: str, span: tuple[int, int], operand: Operand) -> bool:
     """Whether an operand has bytes in a range of a buffer, as far as its ends tell."""
     if operand.layout.buffer != buffer:
         return False
-    low, high = _span(operand)
+    low, high = operand.span
     return span[0] < high and low < span[1]
 
 

@@ -7,7 +7,7 @@ the texts of all kernels are known, and are compiled together.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from sexpgpu.backend.cpu.memory import Memory
 from sexpgpu.backend.cpu.native.attention import ATTENTION_TEXTS, attention_of, is_attention
 from sexpgpu.backend.cpu.native.attention import scratch_bytes as attention_scratch
+from sexpgpu.backend.cpu.native.batches import Span, batches
 from sexpgpu.backend.cpu.native.compiler import Compiler, unit_count
 from sexpgpu.backend.cpu.native.convolution import TEXT as CONVOLUTION_TEXT
 from sexpgpu.backend.cpu.native.convolution import convolution_of, has_kernel
@@ -23,7 +24,7 @@ from sexpgpu.backend.cpu.native.driver import ACTION, Pool, driver
 from sexpgpu.backend.cpu.native.groups import MAX_OPERATIONS, MAX_PASSED, Group, longest_group
 from sexpgpu.backend.cpu.native.indexed import TEXTS as INDEXED_TEXTS
 from sexpgpu.backend.cpu.native.indexed import indexed_of
-from sexpgpu.backend.cpu.native.operations import MAP, Operand, Operation, Place, operations_of
+from sexpgpu.backend.cpu.native.operations import COLUMN, MAP, Operand, Operation, Place, operations_of
 from sexpgpu.backend.cpu.native.prelude import PRELUDE
 from sexpgpu.backend.cpu.native.printer import Kernel, Partial, Watch, is_spelt, print_fold, print_group
 from sexpgpu.backend.cpu.native.products import SCRATCH_BYTES, products_of
@@ -45,7 +46,7 @@ PIECE_OPERATIONS = 2_000_000
 COPY_BYTES = 1 << 18
 """Bytes of a piece of a copy."""
 SHARED_OPERATIONS = 1 << 18
-"""Operations on elements below which one thread does an action alone: about twenty microseconds."""
+"""Operations on elements below which one thread does an action, or a batch of them, alone: about twenty microseconds."""
 STRETCH_OPERATIONS = 1 << 32
 """The same after which Python gets its turn: it looks for interrupts between stretches, a few times a second."""
 STEPS_AHEAD = 512
@@ -61,8 +62,29 @@ NOTHING = 2**64 - 1
 """What a cell holds where every index was in range."""
 PACKED = "packed"
 """A buffer that stands for the memory which kernels share from action to action."""
+ANYWHERE = "anywhere"
+"""A buffer that stands for all of memory, by address."""
+LENT_BYTES = 1 << 20
+"""Of that memory, what partial results take in turn, so that few wait for others."""
 
 PreparedCall = Callable[[], Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Action:
+    """A call of a function: see `Stretch.add`."""
+
+    name: str
+    operands: np.ndarray
+    count: int
+    step: int
+    work: int
+    spans: tuple[Span, ...]
+
+    @property
+    def turns(self) -> int:
+        """Pieces, if threads should share them."""
+        return -(-self.count // self.step) if self.work >= SHARED_OPERATIONS else 1
 
 
 class Stretch:
@@ -71,19 +93,30 @@ class Stretch:
     def __init__(self) -> None:
         self.nodes: list[Node] = []
         self.work = 0
-        self._actions: list[tuple[str, np.ndarray, int, int, bool]] = []
+        self._actions: list[_Action] = []
         self._table = np.zeros(0, ACTION)
         self._address = 0
         self._run: Callable[[int, int], None] | None = None
 
-    def add(self, name: str, operands: np.ndarray, count: int, step: int, work: int) -> None:
-        """The function `name` over `count` things, in pieces of `step`. work: operations of all of it, about."""
-        self._actions.append((name, operands, count, step, work >= SHARED_OPERATIONS))
+    def add(
+        self, name: str, operands: np.ndarray, count: int, step: int, work: int, spans: Sequence[Span]
+    ) -> None:
+        """The function `name` over `count` things, in pieces of `step`.
+
+        work: operations of all of it, about. spans: what it reads and writes.
+        """
+        self._actions.append(_Action(name, operands, count, step, work, tuple(spans)))
         self.work += work
 
     def link(self, addresses: dict[str, int], pool: Pool) -> None:
-        """Fill in where functions lie."""
-        rows = [(addresses[name], operands.ctypes.data, *numbers) for name, operands, *numbers in self._actions]
+        """Fill in where functions lie, and order actions by batches."""
+        rows: list[tuple[int, ...]] = []
+        for batch in batches([action.spans for action in self._actions]):
+            together = [self._actions[number] for number in batch]
+            all_turns, shared = sum([a.turns for a in together]), sum([a.work for a in together]) >= SHARED_OPERATIONS
+            for a in together:
+                found = (addresses[a.name], a.operands.ctypes.data, a.count, a.step, a.turns)
+                rows.append((*found, len(together), all_turns, shared))
         self._table = np.array(rows, ACTION)
         self._address, self._run = self._table.ctypes.data, pool.run
 
@@ -116,6 +149,7 @@ class Native:
     num_launches: int = 0
     memories: list[Memory] = field(default_factory=list)
     tables: list[np.ndarray] = field(default_factory=list)
+    _lent_until: int = 0
     _shared: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint8))
     _noted: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
     _pool: Pool | None = None
@@ -152,7 +186,8 @@ class Native:
         for source, target in pairs:
             if source.flags.c_contiguous and target.flags.c_contiguous and source.dtype == target.dtype:
                 operands = np.array([target.ctypes.data, source.ctypes.data], np.uint64)
-                stretch.add("copy_bytes", operands, source.nbytes, COPY_BYTES, source.nbytes)
+                spans = [Span(ANYWHERE, at, at + source.nbytes, i == 0) for i, at in enumerate(operands.tolist())]
+                stretch.add("copy_bytes", operands, source.nbytes, COPY_BYTES, source.nbytes, spans)
             else:
                 others.append((source, target))
         self.stretches.append(stretch)
@@ -225,7 +260,7 @@ class Native:
         operands = np.array([table.ctypes.data], np.uint64)
         work = 2 * int(table["rows"][0]) * int(table["columns"][0]) * int(table["depth"][0])
         piece = max(1, PIECE_OPERATIONS // max(1, work))
-        stretch.add("products", operands, len(table), piece, len(table) * work // PRODUCT_RATE)
+        stretch.add("products", operands, len(table), piece, len(table) * work // PRODUCT_RATE, _spans(step))
         self.tables.append(table)
         self.kernels["products"] = PRODUCTS_TEXT
         self.scratch_bytes = max(self.scratch_bytes, SCRATCH_BYTES)
@@ -247,15 +282,16 @@ class Native:
         if is_contiguous(kernel.shape, kernel_layout.strides):
             operands[2] = memory.view(kernel_layout, kernel).ctypes.data
         else:
-            self._pack(kernel, kernel_layout, used, operands, 2, memory, stretch)
+            used = self._pack(kernel, kernel_layout, used, operands, 2, memory, stretch)
         operands[3] = memory.view(step.outputs[0], node.types[0]).ctypes.data
         found = convolution_of(node, strides)
         operands[0] = found.tables[0].ctypes.data
         self.tables += found.tables
         self.kernels["convolution"] = CONVOLUTION_TEXT
         self.scratch_bytes = max(self.scratch_bytes, found.scratch_bytes)
+        packed = [Span(PACKED, 0, used, False)] if used else []
         work = 2 * found.depth * node.types[0].size // PRODUCT_RATE + 4 * found.rows * found.depth
-        stretch.add("convolution", operands, found.rows, found.block, work)
+        stretch.add("convolution", operands, found.rows, found.block, work, [*_spans(step), *packed])
         self.num_launches += 1
         return True
 
@@ -292,7 +328,7 @@ class Native:
         operands = np.array([*addresses, self._watched(node, found.size), *found.numbers], np.uint64)
         self.watching.append((operands, len(addresses)))
         self.kernels[found.name] = INDEXED_TEXTS[found.name]
-        stretch.add(found.name, operands, found.count, found.piece, found.work)
+        stretch.add(found.name, operands, found.count, found.piece, found.work, _spans(step))
         self.num_launches += 1
         return True
 
@@ -313,7 +349,8 @@ class Native:
         self.scratch_bytes = max(self.scratch_bytes, attention_scratch(node))
         operands = np.array([found.tables[0].ctypes.data], np.uint64)
         piece = max(found.piece, PIECE_OPERATIONS // max(1, found.flops))
-        stretch.add(found.name, operands, found.count, piece, found.count * found.flops // PRODUCT_RATE)
+        work = found.count * found.flops // PRODUCT_RATE
+        stretch.add(found.name, operands, found.count, piece, work, _spans(step))
         self.num_launches += 1
         return True
 
@@ -329,14 +366,20 @@ class Native:
             step = -(-step // 64) * 64
         pieces = -(-num_rows // step)
         operands = np.zeros(len(kernel.operands), np.uint64)
-        folds: list[tuple[Partial, int]] = []
-        used = 0
+        folds: list[tuple[Partial, Span]] = []
+        spans = [Span(place.buffer, *place.span, False) for place in group.loaded]
+        spans += [
+            Span(value.place.buffer, *value.place.span, True)
+            for value, o in zip(group.values, group.operations, strict=True)
+            if o.kind != COLUMN and not value.private
+        ]
         for i, operand in enumerate(kernel.operands):
             if isinstance(operand, Partial):
-                folds.append((operand, used))
-                operands[i] = used
+                span = self._lent(pieces * operand.width * 4)
+                folds.append((operand, span))
+                spans.append(span)
+                operands[i] = span.low
                 self.partials.append((operands, i))
-                used += -(-pieces * operand.width * 4 // 64) * 64
             elif isinstance(operand, Watch):
                 node = group.operations[operand.number].node
                 operands[i] = self._watched(node, node.inputs[0].shape[-1])
@@ -346,19 +389,26 @@ class Native:
                 self.partials.append((operands, i))
             else:
                 operands[i] = _address(operand, memory)
-        self.partial_bytes = max(self.partial_bytes, used)
         work = sum([WORK.get(o.node.op, 1) * o.size for o in group.operations])
-        stretch.add(kernel.name, operands, num_rows, step, work)
+        stretch.add(kernel.name, operands, num_rows, step, work, spans)
         self.num_launches += 1 + len(folds)
-        for partial_result, offset in folds:
+        for partial_result, span in folds:
             operation = group.operations[partial_result.value]
             fold_kernel = print_fold(partial_result.fold, operation.output.dtype)
             self._need(fold_kernel)
-            target = memory.buffers[operation.output.layout.buffer].ctypes.data + operation.output.layout.offset_bytes
-            given = np.array([target, offset, pieces, partial_result.width], np.uint64)
+            given = np.array([_start(operation.output.layout, memory), span.low, pieces, partial_result.width], np.uint64)
             self.partials.append((given, 1))
             work = pieces * partial_result.width
-            stretch.add(fold_kernel.name, given, partial_result.width, PIECE_ELEMENTS, work)
+            folded = [replace(span, writes=False), _span(operation.output, True)]
+            stretch.add(fold_kernel.name, given, partial_result.width, PIECE_ELEMENTS, work, folded)
+
+    def _lent(self, num_bytes: int) -> Span:
+        """Some of the memory that kernels share, to be written; other memory than the last was lent, mostly."""
+        size = -(-num_bytes // 64) * 64
+        start = self._lent_until if self._lent_until + size <= max(LENT_BYTES, self.partial_bytes) else 0
+        self._lent_until = start + size
+        self.partial_bytes = max(self.partial_bytes, self._lent_until)
+        return Span(PACKED, start, start + size, True)
 
     def _need(self, kernel: Kernel) -> None:
         self.kernels[kernel.name] = kernel.text
@@ -374,6 +424,19 @@ def copied(type: TensorType) -> Node:
 
 def _address(place: Place, memory: Memory) -> int:
     return int(memory.buffers[place.buffer].ctypes.data) + place.offset_bytes
+
+
+def _spans(step: Step) -> list[Span]:
+    """What a step reads and writes."""
+    node = step.node
+    read = [_span(Operand(x, v.dtype, v.shape), False) for x, v in zip(step.inputs, node.inputs, strict=True)]
+    written = [_span(Operand(x, t.dtype, t.shape), True) for x, t in zip(step.outputs, node.types, strict=True)]
+    return [*read, *written]
+
+
+def _span(operand: Operand, writes: bool) -> Span:
+    low, high = operand.span
+    return Span(operand.layout.buffer, low, high, writes)
 
 
 def _start(layout: Layout, memory: Memory) -> int:

@@ -42,6 +42,13 @@ class Operand:
         """Number of elements."""
         return prod(self.shape)
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """Bytes of the buffer between which all of it lies."""
+        item = ITEM_BYTES[self.dtype]
+        low, high = extent(self.shape, self.layout.strides)
+        return self.layout.offset_bytes + low * item, self.layout.offset_bytes + (high + 1) * item
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:

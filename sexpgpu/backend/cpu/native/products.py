@@ -115,64 +115,72 @@ static __attribute__((noinline)) void panel(
     }
 }
 /* z = alpha a b, or z + alpha a b: `height` rows of a, of which element p of row i is a[i * row + p * step], by the first
-   `columns` columns of b, whose rows of TILE_COLUMNS lie `step_b` apart. */
+   `columns` columns of b, whose rows of `width` vectors lie `step_b` apart. */
 F void tile_of(
-    const int height, const i64 row, const i64 step, i64 depth, const float* a, const float* b, i64 step_b,
-    float alpha, int add, int columns, float* z, i64 step_z
+    const int height, const int width, const i64 row, const i64 step, i64 depth, const float* a, const float* b,
+    i64 step_b, float alpha, int add, int columns, float* z, i64 step_z
 ) {
-    vf s[TILE_ROWS][2];
-    EACH for (int i = 0; i < height; ++i) {
-        s[i][0] = s[i][1] = SPLAT(vf, 0.0f);
-        __builtin_prefetch(z + i * step_z, 1);
-        __builtin_prefetch(z + i * step_z + V, 1);
-    }
+    vf s[TILE_ROWS][2], y[2];
+    EACH for (int i = 0; i < height; ++i)
+        EACH for (int e = 0; e < width; ++e) {
+            s[i][e] = SPLAT(vf, 0.0f);
+            __builtin_prefetch(z + i * step_z + e * V, 1);
+        }
     for (i64 p = 0; p < depth; ++p, a += step, b += step_b) {
-        const vf b0 = raw_f32(b), b1 = raw_f32(b + V);
+        EACH for (int e = 0; e < width; ++e) y[e] = raw_f32(b + e * V);
         EACH for (int i = 0; i < height; ++i) {
             const vf x = SPLAT(vf, a[i * row]);
-            s[i][0] = fused(x, b0, s[i][0]);
-            s[i][1] = fused(x, b1, s[i][1]);
+            EACH for (int e = 0; e < width; ++e) s[i][e] = fused(x, y[e], s[i][e]);
         }
     }
     const vf by = SPLAT(vf, alpha);
-    if (columns == TILE_COLUMNS && add)
-        EACH for (int i = 0; i < height; ++i) {
-            float* const to = z + i * step_z;
-            put_f32(to, fused(s[i][0], by, raw_f32(to)));
-            put_f32(to + V, fused(s[i][1], by, raw_f32(to + V)));
-        }
-    else if (columns == TILE_COLUMNS)
-        EACH for (int i = 0; i < height; ++i) {
-            put_f32(z + i * step_z, s[i][0] * by);
-            put_f32(z + i * step_z + V, s[i][1] * by);
-        }
-    else {
-        float made[TILE_ROWS][TILE_COLUMNS];
-        EACH for (int i = 0; i < height; ++i) { put_f32(made[i], s[i][0]); put_f32(made[i] + V, s[i][1]); }
-        for (int i = 0; i < height; ++i)
-            for (int e = 0; e < columns; ++e) {
-                float* const at = z + i * step_z + e;
-                *at = add ? fused(SPLAT(vf, made[i][e]), by, SPLAT(vf, *at))[0] : made[i][e] * alpha;
+    if (columns == width * V && add) {
+        EACH for (int i = 0; i < height; ++i)
+            EACH for (int e = 0; e < width; ++e) {
+                float* const to = z + i * step_z + e * V;
+                put_f32(to, fused(s[i][e], by, raw_f32(to)));
             }
+        return;
     }
+    if (columns == width * V) {
+        EACH for (int i = 0; i < height; ++i)
+            EACH for (int e = 0; e < width; ++e) put_f32(z + i * step_z + e * V, s[i][e] * by);
+        return;
+    }
+    float made[TILE_ROWS][TILE_COLUMNS];
+    EACH for (int i = 0; i < height; ++i) EACH for (int e = 0; e < width; ++e) put_f32(made[i] + e * V, s[i][e]);
+    for (int i = 0; i < height; ++i)
+        for (int e = 0; e < columns; ++e) {
+            float* const to = z + i * step_z + e;
+            *to = add ? fused(SPLAT(vf, made[i][e]), by, SPLAT(vf, *to))[0] : made[i][e] * alpha;
+        }
 }
-/* The same for rows that are packed side by side. */
-#define TILE(name, height) \
+#define TILE_OF(name, height, width, row, step) \
 static __attribute__((noinline)) void name( \
     i64 depth, const float* a, const float* b, i64 step_b, float alpha, int add, int columns, float* z, i64 step_z \
-) { tile_of(height, 1, height, depth, a, b, step_b, alpha, add, columns, z, step_z); }
-TILE(tile_full, TILE_ROWS)
-TILE(tile_4, 4)
-TILE(tile_1, 1)
+) { tile_of(height, width, row, step, depth, a, b, step_b, alpha, add, columns, z, step_z); }
+/* Tiles of every height and width as a function NAME: rows of a lie `row` apart, and the elements of one `full`, `four`
+   or `one` apart in tiles of TILE_ROWS, 4 and 1. */
+#define TILES(name, row, full, four, one) \
+TILE_OF(name##_full, TILE_ROWS, 2, row, full) \
+TILE_OF(name##_4, 4, 2, row, four) \
+TILE_OF(name##_1, 1, 2, row, one) \
+TILE_OF(name##_full_narrow, TILE_ROWS, 1, row, full) \
+TILE_OF(name##_4_narrow, 4, 1, row, four) \
+TILE_OF(name##_1_narrow, 1, 1, row, one) \
+F void name( \
+    int height, i64 depth, const float* a, const float* b, i64 step_b, float alpha, int add, int columns, float* z, \
+    i64 step_z \
+) { \
+    (columns > V ? height == TILE_ROWS ? name##_full : height == 4 ? name##_4 : name##_1 \
+                 : height == TILE_ROWS ? name##_full_narrow : height == 4 ? name##_4_narrow : name##_1_narrow)( \
+        depth, a, b, step_b, alpha, add, columns, z, step_z); \
+}
+
+/* Rows that are packed side by side. */
+TILES(tile, 1, TILE_ROWS, 4, 1)
 /* The rows of the next tile, where so many are left. */
 F int next_height(i64 left) { return left >= TILE_ROWS ? TILE_ROWS : left >= 4 ? 4 : 1; }
-F void tile(
-    int height, i64 depth, const float* a, const float* b, i64 step_b, float alpha, int add, int columns, float* z,
-    i64 step_z
-) {
-    (height == TILE_ROWS ? tile_full : height == 4 ? tile_4 : tile_1)(
-        depth, a, b, step_b, alpha, add, columns, z, step_z);
-}
 /* z = alpha x y, or z + alpha x y: `rows` by `columns`, the columns of z side by side. */
 static __attribute__((noinline)) void multiply(
     i64 rows, i64 columns, i64 depth, float alpha, const float* x, i64 x_row, i64 x_depth,
@@ -189,6 +197,7 @@ static __attribute__((noinline)) void multiply(
             const i64 deep = depth - p < DEPTH ? depth - p : DEPTH;
             const float* const from = y + p * y_depth + j * y_column;
             const i64 whole = wide / TILE_COLUMNS * TILE_COLUMNS;
+            const int last = wide - whole > V ? TILE_COLUMNS : V; /* the columns of a panel that is not whole */
             if (y_column == 1 && !once)
                 /* Row by row, as memory is read fastest. */
                 for (i64 d = 0; d < deep; ++d)
@@ -198,8 +207,8 @@ static __attribute__((noinline)) void multiply(
                         put_f32(to + V, raw_f32(from + d * y_depth + q + V));
                     }
             for (i64 q = y_column == 1 ? whole : 0; q < wide; q += TILE_COLUMNS)
-                panel(from + q * y_column, y_column, y_depth, q < whole ? TILE_COLUMNS : wide - q, deep, TILE_COLUMNS,
-                      packed + q * deep);
+                panel(from + q * y_column, y_column, y_depth, q < whole ? TILE_COLUMNS : wide - q, deep,
+                      q < whole ? TILE_COLUMNS : last, packed + q * deep);
             for (i64 i = 0, height; i < rows; i += height) {
                 height = next_height(rows - i);
                 const float* a = x + i * x_row + p * x_depth;
@@ -209,8 +218,9 @@ static __attribute__((noinline)) void multiply(
                 }
                 for (i64 q = 0; q < wide; q += TILE_COLUMNS) {
                     const int direct = once && q < whole;
-                    tile(height, deep, a, direct ? from + q : packed + q * deep, direct ? y_depth : TILE_COLUMNS,
-                         alpha, add || p, q < whole ? TILE_COLUMNS : wide - q, z + i * step_z + j + q, step_z);
+                    const i64 step_b = direct ? y_depth : q < whole ? TILE_COLUMNS : last;
+                    tile(height, deep, a, direct ? from + q : packed + q * deep, step_b, alpha, add || p,
+                         q < whole ? TILE_COLUMNS : wide - q, z + i * step_z + j + q, step_z);
                 }
             }
         }
