@@ -29,7 +29,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -226,12 +226,12 @@ class Unit:
     @cached_property
     def plain(self) -> _Library:
         """The library for runs without the checker, compiled at its first use."""
-        return _Library(self._source, self.dialect, ())
+        return _library(self._source, self.dialect, ())
 
     @cached_property
     def checked(self) -> _Library:
         """The library for runs with the checker, compiled at its first use."""
-        return _Library(self._source, self.dialect, CHECKED)
+        return _library(self._source, self.dialect, CHECKED)
 
     def run(
         self,
@@ -312,3 +312,9 @@ class _Library:
         )
         found = re.findall(r"kernels:(\d+)", done.stdout)
         return int(found[0]) if found else 0
+
+
+@lru_cache(maxsize=64)
+def _library(source: str, dialect: Dialect, flags: tuple[str, ...]) -> _Library:
+    """Equal texts are compiled once."""
+    return _Library(source, dialect, flags)
