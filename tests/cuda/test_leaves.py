@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,13 +10,15 @@ import pytest
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.cuda import copies, leaves
 from sexpgpu.backend.kernels.cuda import NVRTC_OPTIONS, module_source
+from sexpgpu.backend.kernels.launch import Operand
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.ops.region import shares
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import contiguous
-from tests.kernels.emulator import Placed, Unit
+from tests.kernels.emulator import RUNS, Placed, Unit, space
+from tests.lanes.unit import Buffer
 
 SHAPES = [(3, 5), (4096,), (65, 63), (2, 2, 1025), (1,), (70, 128)]
 
@@ -40,7 +42,9 @@ def node_of(shapes: list[tuple[int, ...]]) -> Node:
     return b.node("region", [b.input(f"x{i}", type) for i, type in enumerate(types)], {"kind": "leaves"}, bodies)
 
 
-def run(node: Node, folder: Path, backwards: bool, packs: bool, first_bytes: int, bad: int | None) -> list[Placed]:
+def run(
+    node: Node, order: str, checked: bool, packs: bool, first_bytes: int, bad: int | None
+) -> list[Placed]:  # fmt: skip
     rng = np.random.default_rng(0)
     inputs = [Placed(v.type, contiguous(v.shape), first_bytes if v.rank else 0) for v in node.inputs]
     outputs = [Placed(t, contiguous(t.shape), first_bytes if t.rank else 0) for t in node.types]
@@ -56,46 +60,51 @@ def run(node: Node, folder: Path, backwards: bool, packs: bool, first_bytes: int
         table += [x.pointer for x in (*inputs[read], *outputs[made])]
         wanted += list(evaluate(body, {f"x{i}": x.array.copy() for i, x in enumerate(inputs[read])}).values())
     numbers = np.array(table, np.uint64)
-    partials = [np.full(n + 64, 0xA5, np.uint8) for n in leaves.partial_bytes(node)]
-    known = {("input", 0): numbers.ctypes.data}
-    known |= {("workspace", r): x.ctypes.data + -x.ctypes.data % 16 for r, x in enumerate(partials)}
+    partials = [space(n) for n in leaves.partial_bytes(node)]
+    known: dict[Operand, Buffer] = {("input", 0): Buffer.of(numbers)}
+    known |= {("workspace", r): buffer for r, (_, buffer) in enumerate(partials)}
+    behind = [x.buffer("input") for x in inputs] + [x.buffer("output") for x in outputs]
     launches = leaves.print_leaves(node, packs)
     around = [x.others() for x in outputs]
-    unit = Unit(launches, folder)
+    unit = Unit(launches)
     for launch in launches:
-        unit.run(launch, [known[operand] for operand in launch.operands], backwards)
+        unit.run(launch, known, order, checked, behind)
+        known = {operand: replace(buffer, initialised=True) for operand, buffer in known.items()}
     assert [x.others() for x in outputs] == around, "a byte beside an output was written"
     for x, array in zip(outputs, wanted, strict=True):
         np.testing.assert_allclose(x.array.astype(np.float64), array.astype(np.float64), 1e-5, 1e-6)
     return outputs
 
 
-@pytest.mark.parametrize("backwards, packs, first_bytes", [(False, True, 0), (True, True, 0), (False, False, 8)])
-def test_what_they_give(backwards: bool, packs: bool, first_bytes: int, tmp_path: Path) -> None:
-    run(node_of(SHAPES), tmp_path, backwards, packs, first_bytes, None)
+@pytest.mark.parametrize("packs, first_bytes", [(True, 0), (False, 8)])
+@pytest.mark.parametrize("order, checked", RUNS)
+def test_what_they_give(order: str, checked: bool, packs: bool, first_bytes: int) -> None:
+    run(node_of(SHAPES), order, checked, packs, first_bytes, None)
 
 
 @pytest.mark.parametrize("bad", [0, 3])
-def test_one_bad_element_is_that_of_its_leaf(bad: int, tmp_path: Path) -> None:
-    outputs = run(node_of(SHAPES), tmp_path, False, True, 0, bad)
+def test_one_bad_element_is_that_of_its_leaf(bad: int) -> None:
+    outputs = run(node_of(SHAPES), "forward", False, True, 0, bad)
     flags = [bool(x.array) for x in outputs[2::4]]
     assert flags == [i != bad for i in range(len(SHAPES))]
 
 
-def test_a_fold_does_not_depend_on_its_neighbours(tmp_path: Path) -> None:
-    alone = run(node_of([SHAPES[0], (65, 63)]), tmp_path, False, True, 0, None)
-    (tmp_path / "more").mkdir()
-    among = run(node_of([SHAPES[0], (65, 63), (9000,)]), tmp_path / "more", False, True, 0, None)
+def test_a_fold_does_not_depend_on_its_neighbours() -> None:
+    alone = run(node_of([SHAPES[0], (65, 63)]), "forward", False, True, 0, None)
+    among = run(node_of([SHAPES[0], (65, 63), (9000,)]), "forward", False, True, 0, None)
     assert [x.array.tobytes() for x in alone] == [x.array.tobytes() for x in among[:8]]
 
 
-def test_single_elements_are_joined(tmp_path: Path) -> None:
+def test_single_elements_are_joined() -> None:
     values = np.random.default_rng(0).normal(size=300).astype(NUMPY_DTYPES["bf16"])
     table = np.array([values[i : i + 1].ctypes.data for i in range(300)], np.uint64)
+    known: dict[Operand, Buffer] = {("input", 0): Buffer.of(table)}
     target = Placed(TensorType("bf16", (300,)), (1,))
     launch = copies.join(300, 2)
-    Unit([launch], tmp_path).run(launch, [table.ctypes.data, target.pointer], False)
-    assert target.array.tobytes() == values.tobytes()
+    known[("output", 0)] = target.buffer("output")
+    for order, checked in RUNS:
+        Unit([launch]).run(launch, known, order, checked, [Buffer.of(values)])
+        assert target.array.tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize("packs", [True, False])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +18,9 @@ from sexpgpu.ir.opdef import OPS, Array, Context, Sample, Work
 from sexpgpu.ir.types import NUMPY_DTYPES
 from sexpgpu.plan.layout import VIEWS, Strides, constant_strides, contiguous
 from sexpgpu.plan.phase import Step
-from tests.kernels.emulator import Placed, Unit, compiler, execute
+from tests.kernels.emulator import RUNS, Placed, Unit, compiler, execute
 from tests.kernels.larger import LARGER
+from tests.lanes.unit import Fault
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs g++")
 
@@ -106,11 +106,11 @@ def check(unit: Unit, case: Case) -> None:
         expected = OPS[node.op].meaning(context, node, [p.array for p in case.inputs])
     wanted = expected if isinstance(expected, tuple) else (expected,)
     before = [p.raw.tobytes() for p in case.inputs]
-    for backwards in (False, True):
+    for order, checked in RUNS:
         for placed in case.outputs:
             placed.raw[:] = 0xA5
         clean = [p.others() for p in case.outputs]
-        words = execute(unit, case.step, case.inputs, case.outputs, backwards)
+        words = execute(unit, case.step, case.inputs, case.outputs, order, checked)
         assert [p.others() for p in case.outputs] == clean, "wrote outside an output"
         assert [p.raw.tobytes() for p in case.inputs] == before, "wrote into an input"
         flag = read_flag(words)
@@ -123,28 +123,28 @@ def check(unit: Unit, case: Case) -> None:
                 np.testing.assert_allclose(found, np.asarray(result).astype(np.float64), 2e-5, 1e-5)
 
 
-def run(cases: Sequence[Case], folder: Path) -> None:
+def run(cases: Sequence[Case]) -> None:
     launches = [launch for c in cases for launch in print_step(c.step)]
     if not launches:
         return
-    unit = Unit(launches, folder)
+    unit = Unit(launches)
     for c in cases:
         try:
             check(unit, c)
-        except AssertionError as error:
+        except (AssertionError, Fault) as error:
             error.add_note(f"{c.node}\n{c.step}\n" + "\n".join(launch.source for launch in print_step(c.step)))
             raise
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_samples_in_every_layout(name: str, tmp_path: Path) -> None:
+def test_samples_in_every_layout(name: str) -> None:
     cases = [
         case(name, sample, layout, zlib.crc32(f"{name}{number}".encode()))
         for number, sample in enumerate([*OPS[name].samples, *LARGER.get(name, ())])
         for layout in (LAYOUTS if sample.types else ("contiguous",))
     ]
     assert all(supported(c.node) for c in cases)
-    run(cases, tmp_path)
+    run(cases)
 
 
 WIDE = (
@@ -165,14 +165,14 @@ WIDE = (
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_indices_of_64_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_indices_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of tensors with more than 2^31 elements, on small ones."""
     monkeypatch.setattr(nest, "LIMIT", 1)
     cuda._print.cache_clear()
     samples = [*OPS[name].samples, *LARGER.get(name, ())][::2]
     cases = [case(name, sample, layout, 1) for sample in samples for layout in ("contiguous", "reversed")]
     try:
-        run(cases, tmp_path)
+        run(cases)
     finally:
         cuda._print.cache_clear()
 

@@ -39,6 +39,7 @@ def print_scan(node: Node, x: Argument, out: Argument) -> tuple[Launch, ...]:
         spelt = CUDA.registers[x.dtype]
         text = f"""__shared__ {spelt} tile[{WARP}][{WARP + 1}];
 const u32 lane = threadIdx.x;
+const bool used = ({number})blockIdx.x * {WARP}u + lane < {rows}u;
 {state} acc = {fold.identity};
 for ({signed} start = 0; start < {length}; start += {WARP}) {{
 #pragma unroll
@@ -51,7 +52,7 @@ tile[k][lane] = {CUDA.load(x.dtype, f"x[{offset([*names, '(start + (int)lane)'],
 }}
 __syncthreads();
 for (int c = 0; c < {WARP}; ++c) {{
-if (start + c < {length}) {{
+if (used && start + c < {length}) {{
 const {state} next = {fold.lift("tile[lane][c]", "c")};
 acc = start + c == 0 ? next : ({state})({fold.combine("acc", "next")});
 tile[lane][c] = {fold.result("acc")};
