@@ -27,9 +27,9 @@ from sexpgpu.backend.cuda.driver import Driver, DriverError
 from sexpgpu.backend.cuda.lowering import lower, node_workspace
 from sexpgpu.backend.cuda.nvrtc import Compiler, default_cache
 from sexpgpu.backend.cuda.report import Report, report_lines
-from sexpgpu.backend.cuda.rows import program_of
 from sexpgpu.backend.cuda.session import CudaSession, Toolbox
 from sexpgpu.backend.kernels import cuda as printers
+from sexpgpu.backend.kernels.rows import program_of
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
