@@ -40,10 +40,10 @@ class Cuda(Dialect):
     def shared(self, spelt: str, *arrays: str) -> str:
         return f"__shared__ {spelt} {', '.join(arrays)};"
 
-    def get(self, place: str) -> str:
+    def get(self, place: str, shared: bool = False) -> str:
         return place
 
-    def put(self, place: str, record: str) -> str:
+    def put(self, place: str, record: str, shared: bool = False) -> str:
         return f"{place} = {record};"
 
     def barrier(self, device: bool = False) -> str:

@@ -104,11 +104,11 @@ class Dialect(ABC):
         """Declares arrays that the threads of a block share."""
 
     @abstractmethod
-    def get(self, place: str) -> str:
-        """The record that lies in memory, or in a shared array, at a place: an array with an index."""
+    def get(self, place: str, shared: bool = False) -> str:
+        """The record at a place of memory, or of a shared array: the array with an index."""
 
     @abstractmethod
-    def put(self, place: str, record: str) -> str:
+    def put(self, place: str, record: str, shared: bool = False) -> str:
         """The statement that writes a record."""
 
     @abstractmethod

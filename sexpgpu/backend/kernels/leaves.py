@@ -168,12 +168,12 @@ if (j < count) {{
 def _over_threads(fold: BoundFold, number: int, then: str) -> str:
     """`acc` of all threads of a block as that of the first, which does `then`."""
     d = fold.dialect
-    acc, other, read = f"acc{number}", f"const {fold.state} other", d.get(f"warps{number}[w]")
+    acc, other, read = f"acc{number}", f"const {fold.state} other", d.get(f"warps{number}[w]", shared=True)
     return f"""{{
 {d.shared(fold.state, f"warps{number}[{BLOCK // 32}]")}
 #pragma unroll
 for (int mask = 16; mask > 0; mask /= 2) {{ {other} = shuffle_xor({acc}, mask); {acc} = {fold.combine(acc, "other")}; }}
-if (({d.thread}.x & 31u) == 0u) {d.put(f"warps{number}[{d.thread}.x >> 5]", acc)}
+if (({d.thread}.x & 31u) == 0u) {d.put(f"warps{number}[{d.thread}.x >> 5]", acc, shared=True)}
 {d.barrier()}
 if ({d.thread}.x == 0u) {{
 for (int w = 1; w < {BLOCK // 32}; ++w) {{ {other} = {read}; {acc} = {fold.combine(acc, "other")}; }}

@@ -229,9 +229,9 @@ acc = {fold.combine("acc", "other")};
 }}
 """
     if threads == BLOCK:
-        read = d.get("warps[w]")
+        read = d.get("warps[w]", shared=True)
         text += f"""{d.shared(state, f"warps[{BLOCK // WARP}]")}
-if (lane % {WARP}u == 0) {d.put(f"warps[lane / {WARP}u]", "acc")}
+if (lane % {WARP}u == 0) {d.put(f"warps[lane / {WARP}u]", "acc", shared=True)}
 {d.barrier()}
 if (lane != 0) return;
 #pragma unroll
@@ -272,11 +272,11 @@ acc = {fold.combine("acc", "next")};
 """
     if height > 1:
         text += f"""{d.shared(state, f"rows[{height}][{width}]")}
-{d.put(f"rows[{d.thread}.y][{d.thread}.x]", "acc")}
+{d.put(f"rows[{d.thread}.y][{d.thread}.x]", "acc", shared=True)}
 {d.barrier()}
 if ({d.thread}.y != 0) return;
 for (int h = 1; h < {height}; ++h) {{
-const {state} other = {d.get(f"rows[h][{d.thread}.x]")};
+const {state} other = {d.get(f"rows[h][{d.thread}.x]", shared=True)};
 acc = {fold.combine("acc", "other")};
 }}
 """

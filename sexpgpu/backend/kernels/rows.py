@@ -456,14 +456,15 @@ const u32 c = c0 + e;
             lines.append(
                 f"for (int mask = 16; mask; mask >>= 1) {{ const {f.state} v = shuffle_xor(a{m.id}, mask); "
                 f"a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}\n"
-                f"if (({d.thread}.x & 31u) == 0) {d.put(f'shared{number}[{d.thread}.x >> 5]', f'a{m.id}')}"
+                f"if (({d.thread}.x & 31u) == 0) {d.put(f'shared{number}[{d.thread}.x >> 5]', f'a{m.id}', shared=True)}"
             )
         lines.append(d.barrier())
         for m, f in zip(members, folds, strict=True):
             number, name = program.reductions.index(m), f"s{len(self.known)}"
+            first, each = (d.get(f"shared{number}[{place}]", shared=True) for place in ("0", "w"))
             lines.append(
-                f"a{m.id} = {d.get(f'shared{number}[0]')};\nfor (int w = 1; w < {program.num_threads // 32}; ++w) "
-                f"{{ const {f.state} v = {d.get(f'shared{number}[w]')}; a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}\n"
+                f"a{m.id} = {first};\nfor (int w = 1; w < {program.num_threads // 32}; ++w) "
+                f"{{ const {f.state} v = {each}; a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}\n"
                 f"const {d.registers[m.types[0].dtype]} {name} = {f.result(f'a{m.id}')};"
             )
             self.known[m.outputs[0]] = name
