@@ -40,7 +40,7 @@ def heads_inside(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides of a value whose heads lie between rows and columns, as a projection leaves them."""
     if len(shape) < 4:
         return contiguous(shape)
-    batch, heads, rows, columns = shape
+    _, heads, rows, columns = shape
     return (heads * rows * columns, columns, heads * columns, 1)
 
 
