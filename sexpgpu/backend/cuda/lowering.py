@@ -33,7 +33,7 @@ from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.layout import ARENA, Layout, Strides, contiguous, is_contiguous
 from sexpgpu.plan.phase import Copy, PhasePlan, Step
-from sexpgpu.plan.regions import ATTENTION, LEAVES, MAPS, PRODUCT, ROWS, SUM
+from sexpgpu.plan.regions import ATTENTION, LEAVES, MAPS, PRODUCT, ROWS, SCAN, SUM
 
 WORKSPACE, OUTBOX, HALT = "workspace", "outbox", "halt"
 _SLACK = 2
@@ -357,7 +357,7 @@ class _Lowering:
         elif kind == PRODUCT or _is_library_product(node):
             self._product(_narrow_product(step) if kind == PRODUCT else step, workspace)
         else:
-            self._single(step, workspace)
+            self._single(step, workspace, SCAN if kind == SCAN else "")
         self.workspace_bytes = max(self.workspace_bytes, workspace.used)
 
     def _single(self, step: Step, workspace: _Workspace, kind: str = "") -> None:
