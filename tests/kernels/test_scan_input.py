@@ -24,7 +24,7 @@ from sexpgpu.plan.layout import contiguous
 from sexpgpu.plan.memory import MemoryProfile
 from sexpgpu.plan.phase import PhasePlan, Step, plan_phase
 from sexpgpu.plan.regions import Rules
-from tests.kernels.emulator import DIALECTS, Placed, Unit, compiler, execute
+from tests.kernels.emulator import DIALECTS, RUNS, Placed, Unit, compiler, execute
 
 RULES = Rules(lambda body: False, lambda node: False, lambda node: False, absorbs)
 SHAPE = (35, 70)
@@ -32,7 +32,6 @@ F, H, ROW, COUNTS = (
     TensorType("f32", SHAPE), TensorType("bf16", SHAPE), TensorType("f32", (35,)), TensorType("i32", SHAPE),
 )  # fmt: skip
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs g++")
-SPELT = [printer.dialect.name for printer in DIALECTS]
 Make = Callable[[Builder, Sequence[Value]], list[Value]]
 
 
@@ -101,24 +100,24 @@ def test_what_is_left(name: str) -> None:
     assert fold(plan).node.op == "cumsum" and len(plan.steps) > 1
 
 
-@pytest.mark.parametrize("printer", DIALECTS, ids=SPELT)
+@pytest.mark.parametrize("printer", DIALECTS)
 def test_bits_and_launches_stay(printer: Printer) -> None:
     """The interpreter adds, rounds and folds in the order of the graph; the same bits mean the same order."""
     steps = {name: fold(planned(*case, RULES)) for name, case in ABSORBED.items()}
     launches = {name: printer.print_step(step) for name, step in steps.items()}
-    unit = Unit([launch for found in launches.values() for launch in found], printer)
+    unit = Unit(printer, [launch for found in launches.values() for launch in found])
     rng = np.random.default_rng(0)
     for name, step in steps.items():
         alone = printer.print_step(fold(planned(*ABSORBED[name], None)))
         assert [(x.grid, x.block) for x in launches[name]] == [(x.grid, x.block) for x in alone]
-        inputs = [Placed(v.type, contiguous(v.shape), 0, printer) for v in step.node.inputs]
+        inputs = [Placed(printer, v.type, contiguous(v.shape)) for v in step.node.inputs]
         for x in inputs:
             x.array[...] = (1 + 0.1 * rng.normal(size=x.array.shape)).astype(NUMPY_DTYPES[x.type.dtype])
-        output = Placed(step.node.types[0], contiguous(SHAPE), 0, printer)
+        output = Placed(printer, step.node.types[0], contiguous(SHAPE))
         body = step.node.bodies[0]
         named = {name: x.value for name, x in zip(body.input_names, inputs, strict=True)}
         (wanted,) = evaluate(body, named).values()
-        for backwards in (False, True):
+        for order, checked in RUNS:
             output.raw[:] = 0xA5
-            execute(unit, step, inputs, [output], backwards)
+            execute(unit, step, inputs, [output], order, checked)
             np.testing.assert_array_equal(output.value, wanted, name)

@@ -87,7 +87,7 @@ def _print(node: Node, reads: Mapping[str, Argument], made: Element, out: Argume
         before, value = read(names, "(start + (int)lane)")
         text = f"""{d.shared(element_type, f"tile[{WARP}][{WARP + 1}]")}
 const u32 lane = {d.thread}.x;
-const bool has_row = ({number}){d.block}.x * {WARP}u + lane < {rows}u;
+const bool used = ({number}){d.block}.x * {WARP}u + lane < {rows}u;
 {state} acc = {fold.identity};
 for ({signed} start = 0; start < {length}; start += {WARP}) {{
 #pragma unroll
@@ -100,7 +100,7 @@ if (row < {rows}u && start + (int)lane < {length}) {{
 }}
 {d.barrier()}
 for (int c = 0; c < {WARP}; ++c) {{
-if (has_row && start + c < {length}) {{
+if (used && start + c < {length}) {{
 const {state} next = {fold.lift("tile[lane][c]", "c")};
 acc = start + c == 0 ? next : ({state})({fold.combine("acc", "next")});
 tile[lane][c] = {fold.result("acc")};
