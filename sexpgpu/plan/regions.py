@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.region import shares
 from sexpgpu.ir.ops.rules import attr_int, attr_ints, without
+from sexpgpu.ir.types import ITEM_BYTES
 from sexpgpu.plan.bodies import Body, Likeness, graph_of, is_map, pruned, widens
 from sexpgpu.plan.copies import MAX_STEPS_AGAIN, with_copies
 from sexpgpu.plan.flatten import Flat, Item
@@ -90,14 +91,16 @@ def writes_any_strides(node: Node) -> bool:
 
 
 def form_regions(
-    flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool = False
+    flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool = False,
+    item_bytes: Mapping[str, int] = ITEM_BYTES,
 ) -> tuple[Flat, list[list[Item]]]:
     """`flat` with regions in the places of their members, and the same orders of what is left.
 
     orders: topological orders of the items; the second is the one in which they were made. at_once: whether all that is
     alike may run at once, since all of it is kept to the end; else only what reads nothing that the phase makes.
+    item_bytes: storage of an element by IR dtype.
     """
-    return _Former(flat, orders, rules, at_once).form()
+    return _Former(flat, orders, rules, at_once, item_bytes).form()
 
 
 @dataclass(eq=False, slots=True)
@@ -116,12 +119,16 @@ class _Cluster:
 class _Former:
     """The tables of one phase while its regions are formed; items are numbered as they were made."""
 
-    def __init__(self, flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool) -> None:
+    def __init__(
+        self, flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool, item_bytes: Mapping[str, int]
+    ) -> None:
         self.flat = flat
         self.orders = orders
         self.rules = rules
         self.at_once = at_once
-        self.items, self.copies = with_copies(flat, orders[1], self._is_head)
+        self.num_bytes = [type.size * item_bytes[type.dtype] for type in flat.types]
+        self.items, self.copies = with_copies(flat, orders[1], self._is_head, self.num_bytes)
+        self.num_bytes += [type.size * item_bytes[type.dtype] for type in flat.types[len(self.num_bytes) :]]
         self.copied = {i for copy in self.copies for i in copy.places}
         self.dropped: set[int] = set()
         self.maker = {value: i for i, item in enumerate(self.items) for value in item.outputs}
@@ -441,7 +448,7 @@ class _Former:
         return [len(self.items) if i == EVERYBODY else i for i in self._final_readers(value)] or [-1]
 
     def _num_bytes(self, values: Sequence[int]) -> int:
-        return sum([self.flat.types[value].num_bytes for value in values])
+        return sum([self.num_bytes[value] for value in values])
 
     def _is_possible(self, cluster: _Cluster) -> bool:
         body = self._body(cluster)
