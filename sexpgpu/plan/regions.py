@@ -452,11 +452,11 @@ class _Former:
 
     def _is_possible(self, cluster: _Cluster) -> bool:
         body = self._body(cluster)
+        if len(body.reads) + len(self._writes(cluster)) > MAX_OPERANDS:
+            return False
         if cluster.kind == ROWS:
             return self.rules.rows(self._graph(cluster, body))
-        if cluster.kind == LEAVES and not self._is_dense(cluster, body):
-            return False
-        return len(body.reads) + len(self._writes(cluster)) <= MAX_OPERANDS
+        return cluster.kind != LEAVES or self._is_dense(cluster, body)
 
     # What is alike and runs at once.
 
