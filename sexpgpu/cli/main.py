@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import io
 import sys
@@ -57,3 +58,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a sample may hold what a narrow encoding lacks
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    set_collection()
+
+
+def set_collection() -> None:
+    """Search for cycles seldom: graphs and plans are large, live to the end, and have few."""
+    gc.set_threshold(50_000, 20, 100)

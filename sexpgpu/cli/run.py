@@ -24,7 +24,11 @@ from sexpgpu.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from sexpgpu.backend.pieces import Profile
+    from sexpgpu.backend.protocol import Session
     from sexpgpu.train.store import Store
+
+TRACE = "trace.json"
 
 
 @click.command("run")
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
     metavar="latest|PATH",
     help="Continue the latest run of FILE, a run's folder or s3:// address, or a checkpoint.",
 )
+@click.option("--profile", "profiled", is_flag=True, help="Time each kernel and call; write trace.json for Perfetto.")
 @click.option("--quiet", is_flag=True, help="Print errors only.")
 @reporting("run")
 def command(
@@ -50,6 +55,7 @@ def command(
     out: Path | None,
     place: str | None,
     resume: str | None,
+    profiled: bool,
     quiet: bool,
 ) -> None:
     """Train: run the experiment of FILE."""
@@ -147,6 +153,7 @@ def command(
         write_facts(folder.facts, facts, time.time(), start_step)
         session = open_session()
         stack.callback(session.close)
+        profile = _profile(session, chosen.name) if profiled else None
         with _interrupts() as stopped, Progress(console, last_step, start_step, quiet) as progress:
             training = Training(
                 experiment,
@@ -171,6 +178,10 @@ def command(
                     mark_ended(folder.status, "failed" if code else "interrupted", code)
                 raise
         reason = training.early_stop.reason
+        if profile is not None:
+            for line in _told(profile, session, chosen.name, folder.path / TRACE):
+                if not quiet:
+                    console.print(line)
         if not quiet:
             console.print(training.memory)
             if reason is not None and reached < last_step:
@@ -179,6 +190,32 @@ def command(
         if not quiet:
             console.print(f"interrupted after step {reached}, saved; continue with --resume latest")
         sys.exit(INTERRUPTED)
+
+
+def _profile(session: Session, device: str) -> Profile:
+    """What the session fills from now on. Raises E-DEV-005 where it cannot time what it does."""
+    from sexpgpu.backend.pieces import Profile, Profiling
+    from sexpgpu.diagnostics import Diagnostic, DiagnosticError
+
+    if not isinstance(session, Profiling):
+        message = f"`{device}` cannot time what it does, and `--profile` asks for that"
+        raise DiagnosticError(Diagnostic("E-DEV-005", message, help=("leave out --profile, or use `--device cpu`",)))
+    profile = Profile()
+    session.profile(profile)
+    return profile
+
+
+def _told(profile: Profile, session: Session, device: str, path: Path) -> list[str]:
+    """Write the trace; the table, and where the trace is."""
+    from sexpgpu.backend.pieces import Profiling
+    from sexpgpu.cli.profile import profile_lines, trace_text
+    from sexpgpu.train.files import explaining, write_atomic
+
+    assert isinstance(session, Profiling)
+    phases = session.pieces()
+    with explaining("write", path):
+        write_atomic(path, trace_text(profile, phases, device).encode())
+    return [*profile_lines(profile, phases, session.rates()), "", f"profile: {path}, for ui.perfetto.dev"]
 
 
 def _check_places(out: Path | None, place: str | None) -> None:

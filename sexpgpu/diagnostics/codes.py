@@ -443,6 +443,12 @@ _FILES_AND_DEVICES = (
         "the device writes out the trips of a loop at run time, and there would be too many nodes in one phase",
         "walk fewer places, or use another device, such as `--device cpu`",
     ),
+    (
+        "E-DEV-005",
+        "not on this device",
+        "an option asks for what the device does not do: texts of kernels where it has none, times that it cannot take",
+        "leave out the option, or use another device",
+    ),
 )
 
 _MEMORY = (

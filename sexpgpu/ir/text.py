@@ -35,7 +35,9 @@ from sexpgpu.ir.types import DTYPES, TensorType, TypeFault
 from sexpgpu.source import Source
 from sexpgpu.syntax import Boolean, Float, Form, Integer, Keyword, List, String, Symbol, Vector, read, to_text
 
-__all__ = ["digest", "graph_text", "parse_graph", "parse_program", "program_text", "same_graph"]
+__all__ = [
+    "digest", "graph_text", "operation_text", "parse_graph", "parse_program", "program_text", "quoted", "same_graph",
+]  # fmt: skip
 
 _PLAIN = re.compile(r'[^"\\\n\t]*')
 _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
@@ -53,15 +55,22 @@ def program_text(program: Program) -> str:
     """The program as text: its slots, its schedule, its phases in order."""
     writer = _Writer()
     slots = [
-        f"(slot {_quoted(slot.name)} {slot.type} {slot.role} :initialised {_atom(slot.initialised)})"
+        f"(slot {quoted(slot.name)} {slot.type} {slot.role} :initialised {_atom(slot.initialised)})"
         for slot in program.slots
     ]
     phases = []
     for phase in program.phases:
-        head = f"  (phase {_quoted(phase.name)} :guard {_atom(phase.guard)}"
+        head = f"  (phase {quoted(phase.name)} :guard {_atom(phase.guard)}"
         phases.append(f"{head}\n{writer.graph('graph', phase.graph, '    ')})")
     schedule = f"  (schedule\n{writer.graph('graph', program.schedule, '    ')})"
     return "\n".join(["(program", _block("slots", slots, "  "), schedule, *phases]) + ")"
+
+
+def operation_text(node: Node, indent: str) -> str:
+    """An operation without its operands: its name, its attributes, and its bodies on lines that begin with `indent`."""
+    call = [node.op, *[f":{key} {_atom(node.attrs[key])}" for key in sorted(node.attrs)]]
+    writer = _Writer()
+    return "(" + "\n".join([" ".join(call), *[writer.body(body, indent) for body in node.bodies]]) + ")"
 
 
 def digest(program: Program) -> str:
@@ -87,10 +96,10 @@ class _Writer:
         for value in graph.inputs:
             names[value] = f"%{len(names)}"
             inputs.append(
-                f"({names[value]} {_quoted(str(value.node.attrs['name']))} {self.type(value.type)})"
+                f"({names[value]} {quoted(str(value.node.attrs['name']))} {self.type(value.type)})"
             )
         inner = indent + "  "
-        lines = [f"{indent}({head} {_quoted(graph.name)}", _block("inputs", inputs, inner)]
+        lines = [f"{indent}({head} {quoted(graph.name)}", _block("inputs", inputs, inner)]
         number = len(names)
         for node in graph.nodes:
             if node.op == "input":
@@ -102,7 +111,7 @@ class _Writer:
                 names.update((value, f"%{number}.{value.index}") for value in node.outputs)
             lines.append(self.node(node, number, names, inner))
             number += 1
-        outputs = [f"({_quoted(name)} {names[value]})" for name, value in graph.outputs]
+        outputs = [f"({quoted(name)} {names[value]})" for name, value in graph.outputs]
         lines.append(_block("outputs", outputs, inner) + ")")
         return "\n".join(lines)
 
@@ -134,7 +143,8 @@ def _block(head: str, items: Sequence[str], indent: str) -> str:
     return "".join([f"{indent}({head}", *[f"\n{indent}  {item}" for item in items], ")"])
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """A string as the reader reads it."""
     return f'"{text}"' if _PLAIN.fullmatch(text) else to_text(String(text))
 
 
@@ -149,7 +159,7 @@ def _atom(attr: Attr) -> str:
         case float():
             return float.__repr__(attr)
         case str():
-            return _quoted(attr)
+            return quoted(attr)
         case tuple():
             return "[" + " ".join([_atom(item) for item in attr]) + "]"
     raise AssertionError(f"{attr!r} is no attribute")

@@ -5,7 +5,7 @@ Flow: `plan.memory` plans each phase with it; a device turns the steps into laun
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -337,11 +337,12 @@ class _PhasePlanner:
     def _make_cells(self, items: list[Item]) -> None:
         """A cell of the arena for each owner, or the cell of an input that ends where the owner begins."""
         for step, item in enumerate(items):
+            ending = [owner for owner in self._owners(item.inputs) if self.last[owner] == step]
             for value in item.outputs:
                 if value in self.fixed:
                     continue
                 end = self.last[value]
-                heir = self._inherits(step, item, value)
+                heir = self._inherits(step, item, value, ending)
                 if heir is None:
                     self.cell_of[value] = len(self.cells)
                     self.cells.append(Cell(step, end, self._bytes(value)))
@@ -349,11 +350,12 @@ class _PhasePlanner:
                     self.cell_of[value] = cell = self.cell_of[heir]
                     self.cells[cell].end = end
 
-    def _inherits(self, step: int, item: Item, output: int) -> int | None:
-        for owner in self._owners(item.inputs):
+    def _inherits(self, step: int, item: Item, output: int, ending: Sequence[int]) -> int | None:
+        """Of the owners that `step` reads last, the first that an output may be written over."""
+        for owner in ending:
             cell = self.cell_of.get(owner)
             # A cell that another output of the step has taken lasts longer than its owner.
-            if cell is None or self.last[owner] != step or self.cells[cell].end != step:
+            if cell is None or self.cells[cell].end != step:
                 continue
             if self._may_overwrite(item, owner, output):
                 return owner

@@ -137,8 +137,11 @@ class _Former:
             for value in dict.fromkeys(item.inputs):
                 self.readers.setdefault(value, []).append(i)
         self.shown = {value for _, value in flat.outputs}
+        self.maps = [is_map(item.node) for item in self.items]
+        self.heads = [self._is_head(item.node) for item in self.items]
         self.cheap = self._cheap()
         self.sources = [self._sources(i) for i in range(len(self.items))]
+        self.makers = [tuple([self.maker[v] for v in sources if v in self.maker]) for sources in self.sources]
         self.final: dict[int, frozenset[int]] = {}
         self.left_out: set[int] = set()
         self.instead: dict[int, int] = {}
@@ -180,7 +183,7 @@ class _Former:
                 axes, rank = attr_ints(node.attrs, "axes"), len(node.types[0].shape)
                 cheap[i] = axes in ((), (rank - 1,), tuple(range(rank - 1)))
                 small[i] = cheap[i] and node.types[0].size >= SMALL * node.inputs[0].type.size
-            elif is_map(node):
+            elif self.maps[i]:
                 small[i] = node.op in REPEATED and self._is_read_by_all(i, small)
                 cheap[i] = small[i] or widens(node)
         return cheap
@@ -196,7 +199,7 @@ class _Former:
         if not self.cheap[cheap]:
             return False
         node, read = self.items[i].node, self.items[cheap].node
-        if is_map(node) or self._is_head(node) or (self.cheap[i] and node.op == "broadcast"):
+        if self.maps[i] or self.heads[i] or (self.cheap[i] and node.op == "broadcast"):
             return True
         return widens(read) and (node.op == "sum" or self.rules.attends(node))
 
@@ -257,9 +260,9 @@ class _Former:
         node = self.items[i].node
         if self.cheap[i]:
             return ""
-        if is_map(node):
+        if self.maps[i]:
             return MAPS
-        if self._is_head(node):
+        if self.heads[i]:
             return ROWS
         if node.op == "product" and node.types[0].dtype == "f32" and self.rules.narrows(node):
             return PRODUCT
@@ -383,9 +386,9 @@ class _Former:
         return False
 
     def _before(self, cluster: _Cluster) -> list[_Cluster]:
-        makers = [self.maker.get(value) for i in cluster.members for value in self.sources[i]]
-        found = {id(c): c for c in [self.cluster[m] for m in makers if m is not None] if c is not cluster}
-        return list(found.values())
+        found = dict.fromkeys([self.cluster[maker] for i in cluster.members for maker in self.makers[i]])
+        found.pop(cluster, None)
+        return list(found)
 
     # What is made again instead of being kept.
 
@@ -428,7 +431,7 @@ class _Former:
             maker = self.maker.get(each)
             inside = maker is not None and self.cluster[maker] is cluster and (each is value or each not in written)
             if maker is not None and (inside or self.cheap[maker]):
-                if maker not in steps and not self.cheap[maker] and not is_map(self.items[maker].node):
+                if maker not in steps and not self.cheap[maker] and not self.maps[maker]:
                     return
                 if maker not in steps:
                     steps.add(maker)
@@ -541,7 +544,7 @@ class _Former:
             if value not in body.known:
                 maker = self.maker.get(value)
                 if maker is not None and (self._repeats(i, maker) or self._is_hidden(value, maker, cluster)):
-                    body.pulled |= is_map(self.items[maker].node)
+                    body.pulled |= self.maps[maker]
                     self._append(maker, body, cluster)
                 else:
                     body.known[value] = (len(body.reads), -1)
@@ -600,7 +603,7 @@ class _Former:
         reads = [value for body in found for value in body.reads]
         writes = [value for part in parts for value in self._writes(part)]
         graphs = [self._graph(part, body) for part, body in zip(parts, found, strict=True)]
-        heads = [i for i in cluster.members if not is_map(self.items[i].node)]
+        heads = [i for i in cluster.members if not self.maps[i]]
         origin = self.items[heads[0] if heads else cluster.members[-1]].node.origin
         types = tuple([self.flat.types[value] for value in writes])
         inputs = tuple([value for graph in graphs for value in graph.inputs])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import stat
 from pathlib import Path
 
@@ -11,8 +12,9 @@ import pytest
 
 from sexpgpu.backend.cpu.device import CpuDevice
 from sexpgpu.backend.cpu.native import compiler as module
-from sexpgpu.backend.cpu.native.compiler import CompileError, Compiler, find_compiler
+from sexpgpu.backend.cpu.native.compiler import CompileError, Compiler, default_cache, find_compiler
 from sexpgpu.backend.cpu.native.driver import ACTION, driver
+from sexpgpu.backend.cuda.nvrtc import default_cache as cubins
 from sexpgpu.backend.protocol import Budget, Call
 from sexpgpu.backend.registry import Compiling, open_device
 from sexpgpu.ir.builder import Builder
@@ -77,6 +79,25 @@ def test_a_cache_that_cannot_be_written_is_no_fault(counted: Compiler, tmp_path:
     assert answer("#define NUMBER 44", Compiler(counted.path, tmp_path / "file" / "cache")) == 44
 
 
+def test_a_disk_that_is_full_leaves_no_part(counted: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    assert answer("#define NUMBER 47", counted) == 47
+    assert counted.cache is not None and not list(counted.cache.iterdir())
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", refuse)
+    assert default_cache() is None and cubins() is None
+    device = open_device("cpu")
+    assert isinstance(device, CpuDevice) and device.compiler is not None and device.compiler.cache is None
+
+
 def test_another_compiler_shares_nothing(counted: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer("#define NUMBER 45", counted) == 45
     forget(monkeypatch)
@@ -90,16 +111,27 @@ def test_another_compiler_shares_nothing(counted: Compiler, tmp_path: Path, monk
     [
         ("echo no such instruction >&2; exit 3", "failed with status 3: no such instruction"),
         ("exit 0", "failed with status 0: no message"),
+        ("cp /bin/sh $(echo $* | sed 's/.*-o //; s/ .*//')", "cannot be loaded"),
+        ('shift $(($# - 3)); echo "int other;" | {real} -shared -fPIC -x c -o "$1" -', "has no function `answer`"),
         (None, "no such file or directory"),
     ],
 )
 def test_a_compiler_that_fails(script: str | None, said: str, tmp_path: Path) -> None:
     path = tmp_path / "cc"
     if script is not None:
-        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.write_text(f"#!/bin/sh\n{script}\n".replace("{real}", compiler().path))
         path.chmod(path.stat().st_mode | stat.S_IXUSR)
     with pytest.raises(CompileError, match=said):
         answer("#define NUMBER 46", Compiler(str(path), None))
+
+
+def test_no_room_for_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(module.tempfile, "TemporaryDirectory", refuse)
+    with pytest.raises(CompileError, match="read-only file system"):
+        answer("#define NUMBER 48", compiler())
 
 
 def two_numbers() -> tuple[Program, Phase]:
@@ -125,8 +157,9 @@ def test_without_kernels_the_interpreter_runs_the_program_and_the_session_warns(
 
 def test_what_is_reported() -> None:
     device = CpuDevice(threads=1, compiler=compiler())
-    (row,) = device.lowering(device.plan(two_numbers()[0], Budget()))
-    assert row.split() == ["p", "2", "steps,", "1", "calls", "of", "C", "in", "1", "stretches"]
+    row, why = device.lowering(device.plan(two_numbers()[0], Budget()))
+    assert row.split() == ["p", "1", "kernels", "(1", "texts)"]
+    assert why.split()[:3] == ["kernels", "×", "1"] and "elementwise work" in why
     assert "C kernels by" in device.describe()
     assert "interpreter on NumPy" in CpuDevice(threads=1).describe()
 
@@ -156,9 +189,13 @@ def test_every_piece_is_done_once(num_threads: int) -> None:
     counts = np.zeros(1000, np.int32)
     operands = np.array([counts.ctypes.data], np.uint64)
     steps = [1, 3, 1000, 7, 64, 999]
-    actions = np.array([(address, operands.ctypes.data, 1000, step, 1) for step in steps], ACTION)
+    alone = [(address, operands.ctypes.data, 1000, step, -(-1000 // step), 1, -(-1000 // step), 1) for step in steps]
+    # Two that share their turns, of which the second is one turn; then one that nobody shares.
+    later = np.array([counts[500:].ctypes.data], np.uint64)
+    batch = [(address, where.ctypes.data, 500, 9, turns, 2, 57, 1) for where, turns in ((operands, 56), (later, 1))]
+    actions = np.array([*alone, *batch, (address, operands.ctypes.data, 1000, 1000, 1, 1, 1, 0)], ACTION)
     for _ in range(50):
         pool.run(actions.ctypes.data, len(actions))
     pool.close()
     pool.close()
-    assert (counts == 50 * len(steps)).all()
+    assert (counts == 50 * (len(steps) + 2)).all()

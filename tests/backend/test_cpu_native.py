@@ -35,6 +35,11 @@ def poisoned() -> CpuDevice:
     return CpuDevice(threads=2, poison=True, compiler=compiler())
 
 
+def watched() -> CpuDevice:
+    """The same with kernels as in a run."""
+    return CpuDevice(threads=2, poison=True, fused=True, compiler=compiler())
+
+
 Made = tuple[Program, dict[str, Array], dict[str, dict[str, Array]]]
 
 
@@ -88,7 +93,7 @@ def compare(made: Made) -> None:
     scale = {name: np.abs(array).max(initial=1) for name, array in expected.items()}
     sound = {n for n, array in expected.items() if np.abs(array * 1.0 - exact[n]).max(initial=0) <= 1e-2 * scale[n]}
     assert 4 * len(sound) >= 3 * len(expected)
-    for device in (plain(), poisoned()):
+    for device in (plain(), poisoned(), watched()):
         for name, array in results_of(device, made):
             if name in sound:
                 np.testing.assert_allclose(array, expected[name], 3e-5, 3e-5 * scale[name], err_msg=name)

@@ -303,6 +303,39 @@ def test_memory_that_does_not_suffice(folder: Path, monkeypatch: pytest.MonkeyPa
     refused("E-DEV-003", "run", "lm.sx")
 
 
+@pytest.mark.parametrize("name", ["false", "true", "no-such-compiler"])
+def test_a_compiler_that_is_of_no_use(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on without kernels, says so in one line, and ends with the numbers of the interpreter."""
+    assert invoke("run", "lm.sx", "--variant", "smoke", "--out", "plain").exit_code == 0
+    monkeypatch.delenv("SEXPGPU_CPU")
+    monkeypatch.setenv("SEXPGPU_CC", name)
+    result = invoke("run", "lm.sx", "--variant", "smoke", "--out", "without")
+    assert result.exit_code == 0
+    warnings = [line for line in result.stderr.splitlines() if line.startswith("sexpgpu run: W-")]
+    assert len(warnings) == 1 and warnings[0].startswith("sexpgpu run: W-DEV-001: the C compiler made no kernels: ")
+    losses = [read_metrics(folder / out / "metrics.jsonl")["train/loss"] for out in ("plain", "without")]
+    assert losses[0] == losses[1]
+
+
+def test_a_tensor_beyond_the_machine(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that nothing has lets the plan through; the machine then refuses, before the first step.
+
+    The process is given a limit, as some machines promise more memory than they have.
+    """
+    monkeypatch.setenv("SEXPGPU_MEMORY", "100000000GiB")
+    monkeypatch.setenv("PYTHONPATH", str(CHECKOUT))
+    text = "(defmetric loss () (mean (square (param x (f32 400000 400000) 1.0))))"
+    (folder / "big.sx").write_text(f"{text}\n(defrun go :loss loss :optimizer (sgd :rate 0.1) :steps 3)\n")
+    limited = (
+        "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 33, 1 << 33)); "
+        "from sexpgpu.cli.main import main; main(['run', 'big.sx', '--quiet'])"
+    )
+    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and done.stderr.startswith("sexpgpu run: E-MEM-004: the machine refused memory")
+    assert "parameters 596.0 GiB" in done.stderr and "largest graph's live set" in done.stderr
+    assert not (folder / "runs/big/metrics.jsonl").exists(), "before the first step"
+
+
 def test_the_annotation_of_memory_has_its_parts(trained: Path) -> None:
     records = [json.loads(line) for line in (trained / "runs/lm/metrics.jsonl").read_text().splitlines()]
     before, after = [r for r in records if r.get("annotation") == "memory"]

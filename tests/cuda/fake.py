@@ -57,6 +57,7 @@ class FakeDriver:
         self.kernels: dict[str, Run] = {}
         self.num_devices = 1
         self.streams: list[int] = []
+        self.num_records = 0
 
     def _do(self, name: str, action: Callable[[], None]) -> None:
         self.calls.append(name)
@@ -73,6 +74,15 @@ class FakeDriver:
 
     def capability(self) -> tuple[int, int]:
         return (9, 0)
+
+    def num_multiprocessors(self) -> int:
+        return 132
+
+    def clock_hz(self) -> float:
+        return 1.98e9
+
+    def bytes_per_s(self) -> float:
+        return 4.8e12
 
     def use(self) -> None:
         pass
@@ -122,17 +132,19 @@ class FakeDriver:
     def end_stream(self, stream: Any) -> None:
         self.streams[self.streams.index(stream)] = 0
 
-    def event(self, timed: bool = False) -> object:
-        return object()
+    def event(self, timed: bool = False) -> list[int]:
+        return []
 
     def record(self, event: Any, stream: Any) -> None:
-        pass
+        """Every event is a millisecond after the one before."""
+        self.num_records += 1
+        event[:] = [self.num_records]
 
     def wait(self, event: Any) -> None:
         self.calls.append("wait")
 
     def elapsed_ms(self, first: Any, last: Any) -> float:
-        return 1.0
+        return float(last[0] - first[0])
 
     def end_event(self, event: Any) -> None:
         pass

@@ -5,18 +5,19 @@ Flow: `backend.registry` makes it from settings; the training loop sees only the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth, free_bytes, num_cores, processor
 from sexpgpu.backend.cpu.native.attention import is_attention
-from sexpgpu.backend.cpu.native.blas import find_blas
 from sexpgpu.backend.cpu.native.compiler import CompileError, Compiler
 from sexpgpu.backend.cpu.native.lowering import Native
 from sexpgpu.backend.cpu.session import CpuSession
 from sexpgpu.backend.cpu.workspace import estimator, loop_bytes, runtime_bytes
 from sexpgpu.backend.protocol import Budget
+from sexpgpu.backend.report import counted, decision_rows, row
 from sexpgpu.diagnostics import Diagnostic
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
@@ -30,13 +31,14 @@ class CpuDevice:
     """This machine's processor.
 
     double: the f64 mode: every float is held and computed in double precision. threads: that share work, None: one a
-    core; results do not depend on their number. poison: see `CpuSession`. compiler: makes C kernels of what can be one;
-    None: the interpreter runs everything, as it does in the f64 mode.
+    core; results do not depend on their number. poison, fused: see `CpuSession`. compiler: makes C kernels of
+    what can be one; None: the interpreter runs everything, as it does in the f64 mode.
     """
 
     double: bool = False
     threads: int | None = None
     poison: bool = False
+    fused: bool = False
     compiler: Compiler | None = None
 
     @property
@@ -90,22 +92,32 @@ class CpuDevice:
         dtypes = ORACLE_DTYPES if self.double else NUMPY_DTYPES
         assert all(dtypes[name].itemsize == size for name, size in plan.profile.item_bytes.items()), plan.profile
         if self._compiler is None:
-            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
-        native = Native(self._compiler, self._num_threads, find_blas())
+            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, self.fused)
+        native = Native(self._compiler, self._num_threads)
         try:
-            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, native)
+            return CpuSession(plan, dtypes, self._num_threads, growth, self.poison, self.fused, native)
         except CompileError as error:
             interpreter = replace(self, compiler=None)
             plan = plan_memory(plan.program, interpreter.profile)
-            session = CpuSession(plan, dtypes, self._num_threads, growth, self.poison)
+            session = CpuSession(plan, dtypes, self._num_threads, growth, self.poison, self.fused)
             session.warnings = (_without_kernels(error),)
             return session
 
     def lowering(self, plan: ProgramPlan) -> list[str]:
-        """Rows of the lowering report: for each phase its steps, C calls, and what is interpreted."""
+        """Rows of the lowering report: for each phase what runs as what, and why."""
         session = self.open(plan)
         try:
-            return [*[f"  {'':<24}{warning.message}" for warning in session.warnings], *session.report()]
+            warnings = [row("", warning.message) for warning in session.warnings]
+            pieces = session.pieces()
+            return [*warnings, *[row(name, counted(own)) for name, own in pieces.items()], *decision_rows(pieces)]
+        finally:
+            session.close()
+
+    def kernels(self, plan: ProgramPlan) -> Mapping[str, str]:
+        """The text of each kernel by name; empty where the interpreter runs everything."""
+        session = self.open(plan)
+        try:
+            return dict(session.kernels())
         finally:
             session.close()
 
@@ -116,7 +128,7 @@ def _is_composite(node: Node) -> bool:
 
 def _has_no_kernel(node: Node) -> bool:
     """Whether a composite runs as the steps of its body."""
-    return _is_composite(node) and not (find_blas() is not None and is_attention(node))
+    return _is_composite(node) and not is_attention(node)
 
 
 def _without_kernels(error: CompileError) -> Diagnostic:

@@ -21,11 +21,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sexpgpu.backend.cpu.cut import Cut, Timer, cut
 from sexpgpu.backend.cpu.machine import UNPLANNED_BYTES, ResidentGrowth
 from sexpgpu.backend.cpu.memory import LOOPS, Memory, constant_bytes
-from sexpgpu.backend.cpu.native.lowering import Native, Stretch
+from sexpgpu.backend.cpu.native.lowering import Native
+from sexpgpu.backend.cpu.rates import measured_rates
+from sexpgpu.backend.cpu.sentinel import Sentinel
 from sexpgpu.backend.cpu.steps import prepare
 from sexpgpu.backend.cpu.workers import SingleThreadedBlas, Workers
+from sexpgpu.backend.pieces import SECOND_PASS, Piece, Profile, Rates
 from sexpgpu.backend.protocol import Call, Fault, Outputs
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
@@ -37,9 +41,6 @@ from sexpgpu.plan.layout import ARENA, Layout, contiguous
 from sexpgpu.plan.memory import ProgramPlan, shown_size
 from sexpgpu.plan.phase import Copy, PhasePlan
 
-POISON = 0xFF
-"""Byte that marks dead memory in the `poison` mode: every float made of it is NaN."""
-FENCE_BYTES = 4096
 COPIED_AT_ONCE = 1 << 20
 """Elements of a slot that one thread copies at a time."""
 T = TypeVar("T")
@@ -47,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """One phase, ready to be called. `deaths` holds what the poison mode marks after each of `calls`."""
+    """One phase, ready to be called."""
 
     plan: PhasePlan
     calls: Sequence[Callable[[], None]]
@@ -56,16 +57,25 @@ class _Prepared:
     results: Mapping[str, Array]
     commits: Sequence[Callable[[], object]]
     order: Mapping[int, int]
-    deaths: Sequence[Sequence[Array]]
     apply: _Prepared | None
+
+    def save(self) -> None:
+        """Set aside what the commits overwrite."""
+        for source, target in self.saves:
+            np.copyto(target, source)
+
+    def copy_out(self) -> None:
+        """Make the commits."""
+        for commit in self.commits:
+            commit()
 
 
 class CpuSession:
     """The slots of a program in this process's memory, and its phases as calls.
 
-    growth: measures the process, from before anything was allocated. poison: a slow mode for tests, which
-    fills the arena with NaN before a call and every range again when it dies, and watches the bytes around
-    the arena.
+    growth: measures the process, from before anything was allocated. poison: a slow mode for tests: see `Sentinel`.
+    fused: steps are put together in it as well; else each is a call of its own, so that all values lie where the plan
+    has them.
     native: makes C kernels of the steps that can be some; None: all are interpreted. warnings: what whoever opened the
     plan should tell.
     Raises: E-MEM-004 where the machine refuses memory; CompileError where kernels cannot be compiled.
@@ -78,12 +88,15 @@ class CpuSession:
         num_threads: int,
         growth: ResidentGrowth,
         poison: bool = False,
+        fused: bool = True,
         native: Native | None = None,
     ) -> None:
         self.plan = plan
         self.warnings: tuple[Diagnostic, ...] = ()
         self._growth = growth
-        self._poison = poison
+        sizes = {name: dtype.itemsize for name, dtype in dtypes.items()}
+        self.sentinel = Sentinel(sizes) if poison else None
+        self._together = fused or not poison
         self._faults: dict[tuple[int, str], tuple[Node, str]] = {}
         self._ctx = Context(dict(dtypes), self._flag)
         self._slots = {slot.name: slot for slot in plan.program.slots}
@@ -94,6 +107,9 @@ class CpuSession:
         self._blas = SingleThreadedBlas()
         self._workers = Workers(num_threads)
         self._native = native
+        self._profile: Profile | None = None
+        self._cuts: dict[int, Cut] = {}
+        self._called: set[str] = set()
         self._phases = {name: self._prepare(phase) for name, phase in plan.phases.items()}
         self._copies = self._make_copies() if plan.snapshot_bytes else {}
         if native is not None:
@@ -120,13 +136,11 @@ class CpuSession:
         for index, node in enumerate(self.plan.constants):
             buffers[f"constant:{index}"] = constant_bytes(node, self._ctx)
         buffers[LOOPS] = np.empty(self.plan.loop_bytes, np.uint8)
-        fences = 2 * FENCE_BYTES if self._poison else 0
-        raw = np.empty(self.plan.arena_bytes + ALIGNMENT_BYTES + fences, np.uint8)
-        start = -raw.ctypes.data % ALIGNMENT_BYTES + fences // 2
+        raw = np.empty(self.plan.arena_bytes + ALIGNMENT_BYTES, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT_BYTES
         buffers[ARENA] = raw[start : start + self.plan.arena_bytes]
-        if self._poison:
-            raw[:] = POISON
-        self._raw, self._arena_start = raw, start
+        if self.sentinel is not None:
+            buffers = {name: self.sentinel.fenced(name, buffer) for name, buffer in buffers.items()}
         return Memory(buffers, dtypes)
 
     def _prepare(self, plan: PhasePlan) -> _Prepared:
@@ -139,11 +153,9 @@ class CpuSession:
         for position, step in enumerate(plan.steps):
             for node in (step.node, *(inner for body in step.node.bodies for inner in body.walk())):
                 order.setdefault(id(node), position)
-        arena = self._memory.buffers[ARENA]
-        deaths = [[arena[start : start + size] for start, size in step.dies] for step in plan.steps]
         return _Prepared(
             plan=plan,
-            calls=prepare(plan.steps, self._memory, self._ctx, self._workers, self._native, together=not self._poison),
+            calls=prepare(plan.steps, self._memory, self._ctx, self._workers, self._native, together=self._together),
             feeds={
                 name: (type, view(Layout(FEED + name, 0, contiguous(type.shape)), type))
                 for name, type in plan.phase.feeds.items()
@@ -152,7 +164,6 @@ class CpuSession:
             results={name: view(layout, type) for name, (type, layout) in plan.results.items()},
             commits=self._copying(pairs(plan.commits)),
             order=order,
-            deaths=deaths,
             apply=None if plan.apply is None else self._prepare(plan.apply),
         )
 
@@ -239,19 +250,37 @@ class CpuSession:
         """What the interpreter takes for itself while a run goes on: see `UNPLANNED_BYTES`."""
         return UNPLANNED_BYTES
 
-    def report(self) -> list[str]:
-        """For each phase: steps, calls of C, and operations that are interpreted."""
-        rows = []
+    def profile(self, profile: Profile) -> None:
+        """Time every piece from now on, but for the first call of a phase, which touches memory for the first time."""
+        self._profile = profile
+
+    def pieces(self) -> Mapping[str, Sequence[Piece]]:
+        """The pieces of each phase, in order."""
+        return {name: self._cut_of(phase).pieces for name, phase in self._parts()}
+
+    def rates(self) -> Rates:
+        """What this machine does at best: measured now, which takes a tenth of a second."""
+        return measured_rates(self._workers.num_threads)
+
+    def kernels(self) -> Mapping[str, str]:
+        """The text of each kernel by name."""
+        return {} if self._native is None else self._native.kernels
+
+    def _parts(self) -> list[tuple[str, _Prepared]]:
+        """All phases by name, second passes among them."""
+        found: list[tuple[str, _Prepared]] = []
         for name, phase in self._phases.items():
-            row = f"  {name:<24}{len(phase.plan.steps)} steps"
-            if self._native is not None:
-                stretches = [call for call in phase.calls if isinstance(call, Stretch)]
-                native = {id(node) for call in stretches for node in call.nodes}
-                others = sorted({step.node.op for step in phase.plan.steps if id(step.node) not in native})
-                row += f", {sum([len(each) for each in stretches])} calls of C in {len(stretches)} stretches"
-                row += f", interpreted: {', '.join(others)}" if others else ""
-            rows.append(row)
-        return rows
+            found.append((name, phase))
+            if phase.apply is not None:
+                found.append((name + SECOND_PASS, phase.apply))
+        return found
+
+    def _cut_of(self, phase: _Prepared) -> Cut:
+        known = self._cuts.get(id(phase))
+        if known is None:
+            known = cut(phase.plan, phase.calls, self.plan.profile.item_bytes, self._native is not None)
+            self._cuts[id(phase)] = known
+        return known
 
     def close(self) -> None:
         """Let go of all memory and end the threads."""
@@ -262,7 +291,7 @@ class CpuSession:
         self._phases.clear()
         self._memory.buffers.clear()
         self._copies = {}
-        self._raw = np.empty(0, np.uint8)
+        self.sentinel = None
 
     # A call.
 
@@ -276,7 +305,9 @@ class CpuSession:
         for name, (type, staging) in phase.feeds.items():
             _put(staging, feeds[name], type, f"feed `{name}`")
         self._faults.clear()
-        self._execute(phase)
+        name = phase.plan.phase.name
+        timers = self._timers(name, phase)
+        self._execute(phase, timers[0])
         results = {name: array.copy() for name, array in phase.results.items()}
         faults = self._sorted_faults(phase)
         guard = phase.plan.phase.guard
@@ -284,32 +315,43 @@ class CpuSession:
         if committed and (phase.apply or phase.commits):
             with uninterrupted():
                 if phase.apply is not None:
-                    self._execute(phase.apply)
-                for commit in (phase.apply or phase).commits:
-                    commit()
+                    self._execute(phase.apply, timers[1])
+                last = phase.apply or phase
+                timer = timers[phase.apply is not None]
+                if timer is None:
+                    last.copy_out()
+                else:
+                    timer.copies(last.copy_out)
+        if self._profile is not None:
+            for suffix, timer in zip(("", SECOND_PASS), timers, strict=True):
+                if timer is not None:
+                    self._profile.add(name + suffix, timer.times)
         return Outputs(results, faults, committed)
 
-    def _execute(self, phase: _Prepared) -> None:
+    def _timers(self, name: str, phase: _Prepared) -> tuple[Timer | None, Timer | None]:
+        """What times a call of a phase, and of its second pass; None: nothing does."""
+        is_first = name not in self._called
+        self._called.add(name)
+        if self._profile is None or is_first:
+            return None, None
+        return Timer(self._cut_of(phase)), None if phase.apply is None else Timer(self._cut_of(phase.apply))
+
+    def _execute(self, phase: _Prepared, timer: Timer | None) -> None:
         """All steps, and then the saves."""
         with np.errstate(all="ignore"):
-            if self._poison:
-                self._run_poisoned(phase)
+            if self.sentinel is not None:
+                self.sentinel.run(phase.plan, phase.calls)
+            elif timer is not None:
+                timer.run(phase.calls)
             else:
                 for call in phase.calls:
                     call()
-        for source, target in phase.saves:
-            np.copyto(target, source)
-
-    def _run_poisoned(self, phase: _Prepared) -> None:
-        self._memory.buffers[ARENA][:] = POISON
-        assert len(phase.calls) == len(phase.deaths), phase.plan.phase.name
-        for call, deaths in zip(phase.calls, phase.deaths, strict=True):
-            call()
-            for dead in deaths:
-                dead[:] = POISON
-        stop = self._arena_start + self.plan.arena_bytes
-        for fence in (self._raw[: self._arena_start], self._raw[stop:]):
-            assert (fence == POISON).all(), f"phase {phase.plan.phase.name} wrote outside the arena"
+        if self._native is not None:
+            self._native.report(self._flag)
+        if self.sentinel is not None:
+            self.sentinel.copy(phase.plan, phase.save)
+        else:
+            phase.save()
 
     def _sorted_faults(self, phase: _Prepared) -> tuple[Fault, ...]:
         if not self._faults:

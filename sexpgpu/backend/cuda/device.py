@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,7 +24,7 @@ from sexpgpu.backend.cuda.attention import (
 )
 from sexpgpu.backend.cuda.blas import Blas, load_library
 from sexpgpu.backend.cuda.driver import Driver, DriverError
-from sexpgpu.backend.cuda.lowering import lower, node_workspace
+from sexpgpu.backend.cuda.lowering import Kernel, lower, node_workspace
 from sexpgpu.backend.cuda.nvrtc import Compiler, default_cache
 from sexpgpu.backend.cuda.report import Report, report_lines
 from sexpgpu.backend.cuda.session import CudaSession, Toolbox
@@ -163,6 +163,14 @@ class CudaDevice:
         """The body of the lowering report: what each phase became, and which patterns were taken or missed."""
         phases = [lower(phase, self.tools) for phase in plan.phases.values()]
         return report_lines(Report(plan, phases, self.missed))
+
+    def kernels(self, plan: ProgramPlan) -> Mapping[str, str]:
+        """The text of each kernel by name, in the order in which they first run."""
+        found: dict[str, str] = {}
+        for phase in [lower(phase, self.tools) for phase in plan.phases.values()]:
+            for part in (phase, *((phase.apply,) if phase.apply is not None else ())):
+                found |= {a.launch.name: a.launch.source for a in part.actions if isinstance(a, Kernel)}
+        return found
 
 
 def _narrows(node: Node) -> bool:

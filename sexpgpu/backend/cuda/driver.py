@@ -15,6 +15,7 @@ OUT_OF_MEMORY = 2
 NO_DEVICE = 100
 CAPTURE_THREAD_LOCAL = 1
 CAPABILITY_MAJOR, CAPABILITY_MINOR, MULTIPROCESSORS = 75, 76, 16
+CLOCK_KHZ, MEMORY_CLOCK_KHZ, MEMORY_BITS = 13, 36, 37
 MAX_SHARED_BYTES_ATTRIBUTE = 8
 DEFAULT_SHARED_BYTES = 48 << 10
 EVENT_PLAIN, EVENT_WITHOUT_TIMING = 0, 2
@@ -90,6 +91,18 @@ class Driver:
     def capability(self) -> tuple[int, int]:
         """Compute capability: (9, 0)."""
         return self._attribute(CAPABILITY_MAJOR), self._attribute(CAPABILITY_MINOR)
+
+    def num_multiprocessors(self) -> int:
+        """How many the card has."""
+        return self._attribute(MULTIPROCESSORS)
+
+    def clock_hz(self) -> float:
+        """The fastest clock of a multiprocessor."""
+        return 1e3 * self._attribute(CLOCK_KHZ)
+
+    def bytes_per_s(self) -> float:
+        """What the card's memory moves at best: two transfers a clock, over all of its lines."""
+        return 2e3 * self._attribute(MEMORY_CLOCK_KHZ) * self._attribute(MEMORY_BITS) / 8
 
     def use(self) -> None:
         """Make the device's primary context current in this thread."""

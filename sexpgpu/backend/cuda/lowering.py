@@ -182,7 +182,8 @@ class Result:
 class Lowered:
     """A phase as actions.
 
-    kinds: of each action, a word for reports and timings; labels: what it is made of. flags: the node behind each
+    kinds: of each action, a word for reports and timings; labels: what it is made of; steps: the step that it is a part
+    of, None at the edges of a call. flags: the node behind each
     fault record. results: where they lie in the outbox. feeds: where each lies in the inbox. apply: what to run where
     the decision holds.
     """
@@ -191,6 +192,7 @@ class Lowered:
     actions: tuple[Action, ...]
     kinds: tuple[str, ...]
     labels: tuple[str, ...]
+    steps: tuple[Step | None, ...]
     flags: tuple[Node, ...]
     results: Mapping[str, Result]
     feeds: Mapping[str, tuple[TensorType, int]]
@@ -293,7 +295,9 @@ class _Lowering:
     actions: list[Action] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    steps: list[Step | None] = field(default_factory=list)
     label: str = ""
+    step: Step | None = None
     flags: list[Node] = field(default_factory=list)
     workspace_bytes: int = 0
 
@@ -301,7 +305,7 @@ class _Lowering:
         plan = self.plan
         for step in plan.steps:
             self._step(step)
-        self.label = "end of the call"
+        self.label, self.step = "end of the call", None
         for each in plan.saves:
             self._copy(each, "save")
         results, outbox_bytes = self._gather()
@@ -317,6 +321,7 @@ class _Lowering:
             actions=(*reset, *self.actions),
             kinds=(*["flags" for _ in reset], *self.kinds),
             labels=(*["" for _ in reset], *self.labels),
+            steps=(*[None for _ in reset], *self.steps),
             flags=tuple(self.flags),
             results=results,
             feeds=self.feeds,
@@ -331,6 +336,7 @@ class _Lowering:
         self.actions.append(action)
         self.kinds.append(kind)
         self.labels.append(self.label)
+        self.steps.append(self.step)
 
     # Steps.
 
@@ -338,7 +344,7 @@ class _Lowering:
         node = step.node
         if not any(type.size for type in node.types):
             return
-        self.label = _label(node)
+        self.label, self.step = _label(node), step
         workspace = _Workspace()
         kind = _kind(node)
         if kind == ATTENTION:

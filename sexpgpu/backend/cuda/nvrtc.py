@@ -94,9 +94,12 @@ class Compiler:
         return log.decode(errors="replace").rstrip("\0 \n")
 
 
-def default_cache() -> Path:
-    """Where images are kept for the next run; safe to delete."""
-    return Path.home() / ".cache" / "sexpgpu" / "cubins"
+def default_cache() -> Path | None:
+    """Where images are kept for the next run; safe to delete. None for a user who has no home."""
+    try:
+        return Path.home() / ".cache" / "sexpgpu" / "cubins"
+    except RuntimeError:
+        return None
 
 
 def _check(nvrtc: Any, call: str, status: Any) -> None:

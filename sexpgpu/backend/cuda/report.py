@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sexpgpu.backend.cuda.attention import BACKWARD, FORWARD
+from sexpgpu.backend.cuda.cut import cut
 from sexpgpu.backend.cuda.lowering import (
     Attend,
     Fill,
@@ -20,10 +21,11 @@ from sexpgpu.backend.cuda.lowering import (
     is_library_call,
 )  # fmt: skip
 from sexpgpu.backend.cuda.traffic import copied_bytes, fewest_bytes, moved_bytes
+from sexpgpu.backend.pieces import SECOND_PASS, Piece
+from sexpgpu.backend.report import decision_rows, row
 from sexpgpu.ir.graph import Node
 from sexpgpu.plan.memory import ProgramPlan
 
-COLUMN = 24
 GB = 10**9
 
 
@@ -36,19 +38,17 @@ class Report:
     missed: Callable[[Node], str | None]
 
 
-def row(title: str, text: str) -> str:
-    """A row of the report."""
-    return f"  {title:<{COLUMN - 1}} {text}"
-
-
 def report_lines(report: Report) -> list[str]:
-    """One row per phase, then the patterns."""
+    """One row per phase, then what runs as what and why, then the patterns."""
     lines = []
+    pieces: dict[str, Sequence[Piece]] = {}
     for phase in report.phases:
         lines.append(row(phase.name, _counted(phase)))
+        pieces[phase.name] = cut(phase).pieces
         if phase.apply is not None:
             lines.append(row("  then, if it holds", _counted(phase.apply)))
-    return [*lines, *_traffic(report), *_patterns(report)]
+            pieces[phase.name + SECOND_PASS] = cut(phase.apply).pieces
+    return [*lines, *decision_rows(pieces), *_traffic(report), *_patterns(report)]
 
 
 def _traffic(report: Report) -> list[str]:

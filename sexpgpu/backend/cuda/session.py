@@ -21,6 +21,7 @@ import numpy as np
 
 from sexpgpu.backend.cuda.attention import Attention, Built, Cudnn
 from sexpgpu.backend.cuda.blas import Blas
+from sexpgpu.backend.cuda.cut import Cut, cut, rates_of
 from sexpgpu.backend.cuda.driver import Arguments, Driver, OutOfMemory
 from sexpgpu.backend.cuda.gemm import Gemm
 from sexpgpu.backend.cuda.lowering import (
@@ -47,6 +48,7 @@ from sexpgpu.backend.kernels.fusion import Group
 from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.backend.kernels.rows import Program, print_rows
+from sexpgpu.backend.pieces import SECOND_PASS, Piece, Profile, Rates
 from sexpgpu.backend.protocol import Call, Fault, Outputs
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
@@ -90,11 +92,14 @@ class Toolbox:
 
 @dataclass(slots=True)
 class _Phase:
-    """A phase, bound to memory. kinds: kind and label of each action. graph: its recording, once there is one."""
+    """A phase, bound to memory. kinds: kind and label of each action; numbers: the piece of `cut` that it belongs to.
+    graph: its recording, once there is one."""
 
     lowered: Lowered
     actions: list[Enqueue]
     kinds: list[tuple[str, str]]
+    cut: Cut
+    numbers: list[int]
     apply: _Phase | None = None
     num_runs: int = 0
     graph: Any = None
@@ -160,6 +165,8 @@ class CudaSession:
         constants = [constant(node) for node in plan.constants]
         self._regions = regions(plan, parts, constants)
         self._modules: list[Any] = []
+        self._profile: Profile | None = None
+        self._began: Any = None
         try:
             self._base = self._driver.allocate(self._regions.num_bytes)
             self._stream = self._driver.stream()
@@ -255,12 +262,16 @@ class CudaSession:
         def bound(lowered: Lowered, feeds: Feeds) -> _Phase:
             actions: list[Enqueue] = []
             kinds: list[tuple[str, str]] = []
-            for action, kind, label in zip(lowered.actions, lowered.kinds, lowered.labels, strict=True):
+            numbers: list[int] = []
+            pieces = cut(lowered)
+            told = zip(lowered.kinds, lowered.labels, pieces.numbers, strict=True)
+            for action, (kind, label, number) in zip(lowered.actions, told, strict=True):
                 made = self._enqueuers(action, feeds, functions)
                 actions += made
                 kinds += [(kind, label)] * len(made)
+                numbers += [number] * len(made)
             apply = None if lowered.apply is None else bound(lowered.apply, feeds)
-            return _Phase(lowered, actions, kinds, apply)
+            return _Phase(lowered, actions, kinds, pieces, numbers, apply)
 
         return {name: bound(lowered, lowered.feeds) for name, lowered in self.lowered.items()}
 
@@ -413,6 +424,8 @@ class CudaSession:
             self._driver.end_event(pinned.event)
         for module in self._modules:
             self._driver.unload(module)
+        if self._began is not None:
+            self._driver.end_event(self._began)
         self._driver.free_host(self._pinned)
         self._copies = {}
         self._driver.free(self._base)
@@ -448,14 +461,17 @@ class CudaSession:
         driver.record(pinned.event, stream)
         flight = pinned.flight = _Flight(phase, pinned.event, pinned.outbox)
         if phase.apply is not None and self._finish(flight).committed:
-            self._play(phase.apply)
+            self._play(phase.apply, SECOND_PASS)
             driver.record(pinned.event, stream)
         return flight
 
-    def _play(self, phase: _Phase) -> None:
+    def _play(self, phase: _Phase, suffix: str = "") -> None:
         phase.num_runs += 1
         if self._tools.cudnn is not None:
             self._tools.cudnn.use(self._stream)
+        if self._profile is not None and phase.num_runs > 1:
+            self._profile.add(phase.lowered.name + suffix, self._piece_times(phase))
+            return
         if phase.graph is None and self._capture and phase.num_runs > 1 and phase.actions:
             self._driver.begin_capture(self._stream)
             try:
@@ -497,21 +513,53 @@ class CudaSession:
 
     # For reports.
 
+    def pieces(self) -> Mapping[str, Sequence[Piece]]:
+        """The pieces of each phase, in order."""
+        found: dict[str, Sequence[Piece]] = {}
+        for name, phase in self._phases.items():
+            found[name] = phase.cut.pieces
+            if phase.apply is not None:
+                found[name + SECOND_PASS] = phase.apply.cut.pieces
+        return found
+
+    def rates(self) -> Rates:
+        """What the card does at best."""
+        return rates_of(self._driver)
+
+    def profile(self, profile: Profile) -> None:
+        """Time each action between two events from now on, but for the first call of a phase; nothing is replayed."""
+        self._profile = profile
+        self._began = self._driver.event(timed=True)
+        self._driver.record(self._began, self._stream)
+
     def time_by_action(self, call: Call) -> list[tuple[str, str, float]]:
         """Run a call action by action; the kind and label of each action, and its milliseconds between two events."""
         phase = self._phases[call.phase]
-        driver, stream = self._driver, self._stream
         self.run([call]).result()
+        times = self._action_times(phase, None)
+        return [(kind, label, last - first) for (kind, label), (first, last) in zip(phase.kinds, times, strict=True)]
+
+    def _action_times(self, phase: _Phase, began: Any) -> list[tuple[float, float]]:
+        """Run a phase action by action: when each began and ended, in milliseconds since `began`; None: since now."""
+        driver, stream = self._driver, self._stream
         marks = [driver.event(timed=True) for _ in range(len(phase.actions) + 1)]
         driver.record(marks[0], stream)
         for enqueue, mark in zip(phase.actions, marks[1:], strict=True):
             enqueue()
             driver.record(mark, stream)
         driver.synchronize(stream)
-        times = [driver.elapsed_ms(first, last) for first, last in pairwise(marks)]
+        times = [driver.elapsed_ms(began or marks[0], mark) for mark in marks]
         for mark in marks:
             driver.end_event(mark)
-        return [(kind, label, ms) for (kind, label), ms in zip(phase.kinds, times, strict=True)]
+        return list(pairwise(times))
+
+    def _piece_times(self, phase: _Phase) -> list[tuple[float, float]]:
+        """Run a phase: when each of its pieces began, and how long it took, in seconds."""
+        found = [(0.0, 0.0)] * len(phase.cut.pieces)
+        for number, (first, last) in zip(phase.numbers, self._action_times(phase, self._began), strict=True):
+            start, seconds = found[number]
+            found[number] = (start or 1e-3 * first, seconds + 1e-3 * (last - first))
+        return found
 
 
 _NO_FEEDS: Feeds = {}

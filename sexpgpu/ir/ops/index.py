@@ -67,9 +67,13 @@ def _flag_outside(ctx: Context, node: Node, i: Array, size: int, outside: Array)
     if ctx.flag is None or not outside.any():
         return
     first = int(np.argmax(outside))
-    place = [int(p) for p in np.unravel_index(first, outside.shape)]
-    at = f" at {place}" if place else ""
-    ctx.flag(node, f"index {int(i.reshape(-1)[first])}{at} is outside 0 to {size - 1}")
+    ctx.flag(node, outside_message(outside.shape, first, int(i.reshape(-1)[first]), size))
+
+
+def outside_message(shape: Sequence[int], place: int, index: int, size: int) -> str:
+    """What is said of the index at `place`, in row-major order, of indices of `shape` into `size` places."""
+    at = [int(p) for p in np.unravel_index(place, shape)]
+    return f"index {index}{f' at {at}' if at else ''} is outside 0 to {size - 1}"
 
 
 def _clamped(ctx: Context, node: Node, i: Array, size: int) -> Array:

@@ -1,8 +1,9 @@
 """Attention as one kernel, forward and backward: block by block of queries, whose scores never leave the cache.
 
-A piece is a block of queries of one head in the forward pass, and a whole head in the backward pass, where blocks of
-queries add to the gradients of the keys in order. The products of a block are calls of the BLAS library; of a causal
-block only the keys that its last query sees take part.
+A piece is some blocks of queries of one head in the forward pass, and a whole head in the backward pass, where blocks
+of queries add to the gradients of the keys in order. Keys and values are packed once a piece, and the queries of a
+block lie side by side, so that each lane of a vector has its own softmax. Of a causal block only the keys that its last
+query sees take part.
 
 Flow: the device keeps these composites whole when it plans; `lowering` asks for the operands of one.
 """
@@ -14,171 +15,252 @@ from math import prod
 
 import numpy as np
 
-from sexpgpu.backend.cpu.native.blas import Blas
+from sexpgpu.backend.cpu.native.products import COMMON as PRODUCTS
+from sexpgpu.backend.cpu.native.products import TILE_COLUMNS
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.ops.rules import attr_int
 
 FORWARD, BACKWARD = "attention", "attention-gradient"
-BLOCK_SCORES = 1 << 16
-"""Scores of a block of queries, about: two such arrays fit the second level of a cache."""
-MOST_QUERIES = 128
-LEAST_QUERIES = 16
+QUERIES = 32
+"""Queries of a task of the forward pass: the columns of the widest tile."""
+BLOCK = 64
+"""Queries of a block of the backward pass: what adds to the gradients of keys at a time."""
+MAX_ELEMENTS = 1 << 23
+"""Of the keys and values of one head, which every thread packs."""
 
-COMMON = r"""
+COMMON = (
+    PRODUCTS
+    + f"""
 #ifndef HEADS
 #define HEADS
-typedef void (*sgemm64)(int, int, int, i64, i64, i64, float, const float*, i64, const float*, i64, float, float*, i64);
-typedef void (*sgemm32)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
+#define QUERIES {QUERIES}
+#define BLOCK {BLOCK}
+"""
+    r"""
 typedef struct {
-    void* blas;
-    i64 wide, queries, keys, width, value_width, causal, block, blocks;
+    i64 queries, keys, width, value_width, causal, blocks;
     double scale;
-    i64 step_q, step_k, step_v, step_g, step_s;
+    i64 step_q, step_k, step_v, step_g;
     float **q, **k, **v, **out, **lse, **g, **dq, **dk, **dv;
 } heads;
-/* z = alpha x y + beta z, where x or y may lie column by column. */
-F void multiply(const heads* h, int turn_x, int turn_y, i64 m, i64 n, i64 depth, float alpha,
-                const float* x, i64 step_x, const float* y, i64 step_y, float beta, float* z, i64 step_z) {
-    const int tx = turn_x ? 112 : 111, ty = turn_y ? 112 : 111;
-    if (!m || !n) return;
-    if (h->wide) ((sgemm64)h->blas)(101, tx, ty, m, n, depth, alpha, x, step_x, y, step_y, beta, z, step_z);
-    else ((sgemm32)h->blas)(101, tx, ty, m, n, depth, alpha, x, step_x, y, step_y, beta, z, step_z);
-}
 F i64 seen_by(const heads* h, i64 query) {
     const i64 n = query + h->keys - h->queries + 1;
     return !h->causal || n > h->keys ? h->keys : n < 0 ? 0 : n;
 }
-F vf row_part(const float* p, i64 c, i64 n, float other) {
-    if (c + V <= n) return raw_f32(p + c);
-    vf v = SPLAT(vf, other);
-    for (int e = 0; c + e < n; ++e) v[e] = p[c + e];
-    return v;
+/* How many keys each of V queries sees. */
+F vi seen_by_each(const heads* h, i64 query) {
+    const vi n = LANES + (int)(query + h->keys - h->queries + 1), all = SPLAT(vi, (int)h->keys);
+    return h->causal ? minimum_i(maximum_i(n, SPLAT(vi, 0)), all) : all;
 }
-F void put_row_part(float* p, i64 c, i64 n, vf v) {
-    if (c + V <= n) put_f32(p + c, v);
-    else for (int e = 0; c + e < n; ++e) p[c + e] = v[e];
+F i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+F vf first_of(const float* p, i64 n) { return n >= V ? raw_f32(p) : some_f32(p, n < 0 ? 0 : n); }
+/* Memory that begins at *at, with room for a vector behind its end. */
+F float* taken(float** at, i64 size) {
+    float* const p = *at;
+    *at += (size + 2 * V - 1) / V * V;
+    return p;
+}
+/* Lines as packed tiles: as many as a tile has rows side by side, element after element. */
+F void tiles_of(const float* x, i64 line, i64 step, i64 lines, i64 depth, float* out) {
+    for (i64 i = 0, height; i < lines; i += height) {
+        height = next_height(lines - i);
+        panel(x + i * line, line, step, height, depth, height, out + i * depth);
+    }
+}
+/* z = alpha a x: tiles of `tiles_of` by TILE_COLUMNS columns: the first `wanted` lines at least, the first `depth`
+   elements. */
+F void times(
+    const float* a, i64 lines, i64 wanted, i64 packed, i64 depth, const float* x, i64 step_x, float alpha,
+    float* z, i64 step_z
+) {
+    for (i64 i = 0, height; i < wanted; i += height) {
+        height = next_height(lines - i);
+        tile(height, depth, a + i * packed, x, step_x, alpha, 0, TILE_COLUMNS, z + i * step_z, step_z);
+    }
+}
+/* The first `count` columns of x, of `width` lines TILE_COLUMNS apart, become lines of out. */
+F void columns_as_lines(const float* x, i64 count, i64 width, float* out) {
+    i64 c = 0;
+    for (; c + V <= width; c += V)
+        for (i64 q = 0; q < count; q += V) {
+            vf r[V];
+            EACH for (int i = 0; i < V; ++i) r[i] = raw_f32(x + (c + i) * TILE_COLUMNS + q);
+            turn(r);
+            EACH for (int i = 0; i < V; ++i) if (q + i < count) put_f32(out + (q + i) * width + c, r[i]);
+        }
+    for (; c < width; ++c) for (i64 q = 0; q < count; ++q) out[q * width + c] = x[c * TILE_COLUMNS + q];
 }
 #endif
 """
+)
 FORWARD_TEXT = r"""
+/* Scores and results are held with queries side by side: a line for each key, a line for each element of a value. */
 void attention(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
     const heads* h = (const heads*)a[0];
-    float* const s = (float*)scratch;
-    float* const totals = s + h->block * h->step_s;
+    const i64 keys = h->keys, width = h->width, value_width = h->value_width;
+    float* at = (float*)scratch;
+    float* const k = taken(&at, keys * width);
+    float* const v = taken(&at, value_width * keys);
+    float* const q = taken(&at, width * TILE_COLUMNS);
+    float* const s = taken(&at, keys * TILE_COLUMNS);
+    float* const o = taken(&at, value_width * TILE_COLUMNS);
+    float* const totals = taken(&at, TILE_COLUMNS);
+    i64 packed = -1;
     for (i64 task = begin; task < end; ++task) {
-        const i64 head = task / h->blocks, first = task % h->blocks * h->block;
-        const i64 last = first + h->block < h->queries ? first + h->block : h->queries, reach = seen_by(h, last - 1);
-        float* const out = h->out[head] + first * h->value_width;
-        multiply(h, 0, 1, last - first, reach, h->width, (float)h->scale, h->q[head] + first * h->step_q, h->step_q,
-                 h->k[head], h->step_k, 0.0f, s, h->step_s);
-        for (i64 t = first; t < last; ++t) {
-            float* const row = s + (t - first) * h->step_s;
-            const i64 n = seen_by(h, t);
-            vf most[SUMS / V], sum[SUMS / V];
-            for (int e = 0; e < SUMS / V; ++e) { most[e] = SPLAT(vf, -3.40282347e38f); sum[e] = SPLAT(vf, 0.0f); }
-            for (i64 c = 0; c < n; c += V) {
-                const int e = (c / V) % (SUMS / V);
-                most[e] = maximum_f(most[e], PICK(below(n - c), raw_f32(row + c), most[e]));
-            }
-            const vf m = fold_max_f(most);
-            i64 c = 0;
-            for (; c < n; c += V) {
-                const int e = (c / V) % (SUMS / V);
-                const vf p = PICK(below(n - c), exp_f(raw_f32(row + c) - m), SPLAT(vf, 0.0f));
-                sum[e] = sum[e] + p;
-                put_f32(row + c, p);
-            }
-            for (; c < reach; c += V) put_f32(row + c, SPLAT(vf, 0.0f));
-            const vf total = fold_sum_f(sum);
-            h->lse[head][t] = (m + log_f(total))[0];
-            totals[t - first] = maximum_f(total, SPLAT(vf, 1.0e-30f))[0];
+        const i64 head = task / h->blocks, begun = task % h->blocks * QUERIES;
+        if (packed != head) {
+            tiles_of(h->k[head], h->step_k, 1, keys, width, k);
+            /* Values as they lie: a tile has TILE_ROWS of their elements, key after key. */
+            tiles_of(h->v[head], 1, h->step_v, value_width, keys, v);
+            packed = head;
         }
-        if (!reach) {
-            for (i64 i = 0; i < (last - first) * h->value_width; ++i) out[i] = 0.0f;
-            continue;
-        }
-        multiply(h, 0, 0, last - first, h->value_width, reach, 1.0f, s, h->step_s, h->v[head], h->step_v, 0.0f, out,
-                 h->value_width);
-        for (i64 t = first; t < last; ++t) {
-            const vf by = SPLAT(vf, totals[t - first]);
-            float* const row = out + (t - first) * h->value_width;
-            for (i64 c = 0; c < h->value_width; c += V)
-                put_row_part(row, c, h->value_width, row_part(row, c, h->value_width, 0.0f) / by);
+        for (i64 first = begun; first < smaller(begun + QUERIES, h->queries); first += TILE_COLUMNS) {
+            const i64 count = smaller(h->queries - first, TILE_COLUMNS), reach = seen_by(h, first + count - 1);
+            panel(h->q[head] + first * h->step_q, h->step_q, 1, count, width, TILE_COLUMNS, q);
+            times(k, keys, reach, width, width, q, TILE_COLUMNS, (float)h->scale, s, TILE_COLUMNS);
+            const i64 by_all = smaller(seen_by(h, first), reach);
+            for (int e = 0; e < TILE_COLUMNS; e += V) {
+                const vi seen = seen_by_each(h, first + e);
+                vf most = SPLAT(vf, -3.40282347e38f), sums[4];
+                for (int i = 0; i < 4; ++i) sums[i] = SPLAT(vf, 0.0f);
+                i64 j = 0;
+                for (; j < by_all; ++j) most = maximum_f(most, raw_f32(s + j * TILE_COLUMNS + e));
+                for (; j < reach; ++j)
+                    most = PICK(seen > (int)j, maximum_f(most, raw_f32(s + j * TILE_COLUMNS + e)), most);
+                for (j = 0; j < reach; ++j) {
+                    float* const to = s + j * TILE_COLUMNS + e;
+                    vf p = exp_f(raw_f32(to) - most);
+                    if (j >= by_all) p = PICK(seen > (int)j, p, SPLAT(vf, 0.0f));
+                    sums[j % 4] = sums[j % 4] + p;
+                    put_f32(to, p);
+                }
+                const vf total = (sums[0] + sums[1]) + (sums[2] + sums[3]), lse = most + log_f(total);
+                if (e + V <= count) put_f32(h->lse[head] + first + e, lse);
+                else if (e < count) put_some_f32(h->lse[head] + first + e, lse, count - e);
+                put_f32(totals + e, maximum_f(total, SPLAT(vf, 1.0e-30f)));
+            }
+            times(v, value_width, value_width, keys, reach, s, TILE_COLUMNS, 1.0f, o, TILE_COLUMNS);
+            for (i64 c = 0; c < value_width; ++c)
+                for (int e = 0; e < TILE_COLUMNS; e += V) {
+                    float* const to = o + c * TILE_COLUMNS + e;
+                    put_f32(to, raw_f32(to) / raw_f32(totals + e));
+                }
+            columns_as_lines(o, count, value_width, h->out[head] + first * value_width);
         }
     }
 }
 """
 BACKWARD_TEXT = r"""
+/* Rows that lie as lines of a block. */
+TILES(lines_of_block, BLOCK, 1, 1, 1)
+/* z = alpha a x, or z + alpha a x: some lines of a block by its queries or cotangents, in columns as wide as a tile. */
+F void add_block(
+    const float* a, i64 first, i64 end, i64 block, const float* x, i64 width, float alpha, int add, float* z
+) {
+    for (i64 i = first, height; i < end; i += height) {
+        height = next_height(end - i);
+        for (i64 c = 0; c < width; c += TILE_COLUMNS)
+            lines_of_block(height, block, a + i * BLOCK, x + c * block, TILE_COLUMNS, alpha, add,
+                           smaller(width - c, TILE_COLUMNS), z + i * width + c, width);
+    }
+}
+F void in_columns(const float* x, i64 line, i64 lines, i64 width, float* out) {
+    for (i64 c = 0; c < width; c += TILE_COLUMNS)
+        panel(x + c, 1, line, smaller(width - c, TILE_COLUMNS), lines, TILE_COLUMNS, out + c * lines);
+}
+F void clear(float* p, float* end) { for (; p < end; ++p) *p = 0.0f; }
+/* s and d hold the weights of a block and their gradients: a line for each key, BLOCK queries side by side. */
 void attention_gradient(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
     const heads* h = (const heads*)a[0];
-    float* const s = (float*)scratch;
-    float* const d = s + h->block * h->step_s;
+    const i64 keys = h->keys, width = h->width, value_width = h->value_width;
+    const i64 widest = (width > value_width ? width : value_width) + TILE_COLUMNS;
     const float scale = (float)h->scale;
-    const i64 width = h->value_width;
+    float* at = (float*)scratch;
+    float* const k = taken(&at, keys * width);
+    float* const turned_k = taken(&at, keys * width);
+    float* const v = taken(&at, keys * value_width);
+    float* const q = taken(&at, widest * BLOCK);
+    float* const g = taken(&at, widest * BLOCK);
+    float* const o = taken(&at, widest * TILE_COLUMNS);
+    float* const s = taken(&at, keys * BLOCK);
+    float* const d = taken(&at, keys * BLOCK);
     for (i64 head = begin; head < end; ++head) {
-        for (i64 i = 0; i < h->keys * h->width; ++i) h->dk[head][i] = 0.0f;
-        for (i64 i = 0; i < h->keys * h->value_width; ++i) h->dv[head][i] = 0.0f;
-        for (i64 first = 0; first < h->queries; first += h->block) {
-            const i64 last = first + h->block < h->queries ? first + h->block : h->queries, count = last - first;
-            const i64 reach = seen_by(h, last - 1);
-            const float* const q = h->q[head] + first * h->step_q;
-            const float* const g = h->g[head] + first * h->step_g;
-            float* const dq = h->dq[head] + first * h->width;
-            if (!reach) {
-                for (i64 i = 0; i < count * h->width; ++i) dq[i] = 0.0f;
-                continue;
-            }
-            multiply(h, 0, 1, count, reach, h->width, scale, q, h->step_q, h->k[head], h->step_k, 0.0f, s, h->step_s);
-            multiply(h, 0, 1, count, reach, width, 1.0f, g, h->step_g, h->v[head], h->step_v, 0.0f, d, h->step_s);
-            for (i64 t = first; t < last; ++t) {
-                float* const row = s + (t - first) * h->step_s;
-                float* const back = d + (t - first) * h->step_s;
-                const float* const out = h->out[head] + t * h->value_width;
-                const float* const cotangent = g + (t - first) * h->step_g;
-                const i64 n = seen_by(h, t);
-                const vf lse = maximum_f(SPLAT(vf, h->lse[head][t]), SPLAT(vf, -3.40282347e38f));
-                vf sum[SUMS / V];
-                for (int e = 0; e < SUMS / V; ++e) sum[e] = SPLAT(vf, 0.0f);
-                for (i64 c = 0; c < width; c += V) {
-                    const int e = (c / V) % (SUMS / V);
-                    sum[e] = sum[e] + row_part(out, c, width, 0.0f) * row_part(cotangent, c, width, 0.0f);
+        float *const dk = h->dk[head], *const dv = h->dv[head];
+        i64 added = 0;
+        tiles_of(h->k[head], h->step_k, 1, keys, width, k);
+        tiles_of(h->k[head], 1, h->step_k, width, keys, turned_k);
+        tiles_of(h->v[head], h->step_v, 1, keys, value_width, v);
+        for (i64 begun = 0; begun < h->queries; begun += BLOCK) {
+            const i64 block = smaller(h->queries - begun, BLOCK), reach = seen_by(h, begun + block - 1);
+            const float* const queries = h->q[head] + begun * h->step_q;
+            const float* const cotangents = h->g[head] + begun * h->step_g;
+            for (i64 part = 0; part < block; part += TILE_COLUMNS) {
+                const i64 first = begun + part, count = smaller(block - part, TILE_COLUMNS);
+                const i64 own = seen_by(h, first + count - 1), by_all = smaller(seen_by(h, first), own);
+                panel(queries + part * h->step_q, h->step_q, 1, count, width, TILE_COLUMNS, q);
+                panel(cotangents + part * h->step_g, h->step_g, 1, count, value_width, TILE_COLUMNS, g);
+                panel(h->out[head] + first * value_width, value_width, 1, count, value_width, TILE_COLUMNS, o);
+                times(k, keys, own, width, width, q, TILE_COLUMNS, scale, s + part, BLOCK);
+                times(v, keys, own, value_width, value_width, g, TILE_COLUMNS, 1.0f, d + part, BLOCK);
+                for (int e = 0; e < TILE_COLUMNS; e += V) {
+                    const vi seen = seen_by_each(h, first + e);
+                    const vf lse = maximum_f(first_of(h->lse[head] + first + e, count - e), SPLAT(vf, -3.40282347e38f));
+                    vf level = SPLAT(vf, 0.0f);
+                    for (i64 c = 0; c < value_width; ++c)
+                        level = level + raw_f32(o + c * TILE_COLUMNS + e) * raw_f32(g + c * TILE_COLUMNS + e);
+                    i64 j = 0;
+                    for (; j < own; ++j) {
+                        float *const weight = s + j * BLOCK + part + e, *const back = d + j * BLOCK + part + e;
+                        vf p = exp_f(raw_f32(weight) - lse), b = (raw_f32(back) - level) * p;
+                        if (j >= by_all) {
+                            p = PICK(seen > (int)j, p, SPLAT(vf, 0.0f));
+                            b = PICK(seen > (int)j, b, SPLAT(vf, 0.0f));
+                        }
+                        put_f32(weight, p);
+                        put_f32(back, b);
+                    }
+                    for (; j < reach; ++j) {
+                        put_f32(s + j * BLOCK + part + e, SPLAT(vf, 0.0f));
+                        put_f32(d + j * BLOCK + part + e, SPLAT(vf, 0.0f));
+                    }
                 }
-                const vf level = fold_sum_f(sum);
-                i64 c = 0;
-                for (; c < n; c += V) {
-                    const vi shown = below(n - c);
-                    const vf p = PICK(shown, exp_f(raw_f32(row + c) - lse), SPLAT(vf, 0.0f));
-                    put_f32(row + c, p);
-                    put_f32(back + c, PICK(shown, (raw_f32(back + c) - level) * p, SPLAT(vf, 0.0f)));
-                }
-                for (; c < reach; c += V) { put_f32(row + c, SPLAT(vf, 0.0f)); put_f32(back + c, SPLAT(vf, 0.0f)); }
+                times(turned_k, width, width, keys, own, d + part, BLOCK, scale, o, TILE_COLUMNS);
+                columns_as_lines(o, count, width, h->dq[head] + first * width);
             }
-            multiply(h, 1, 0, reach, width, count, 1.0f, s, h->step_s, g, h->step_g, 1.0f, h->dv[head], width);
-            multiply(h, 0, 0, count, h->width, reach, scale, d, h->step_s, h->k[head], h->step_k, 0.0f, dq, h->width);
-            multiply(h, 1, 0, reach, h->width, count, scale, d, h->step_s, q, h->step_q, 1.0f, h->dk[head], h->width);
+            in_columns(cotangents, h->step_g, block, value_width, g);
+            in_columns(queries, h->step_q, block, width, q);
+            /* The first block to reach a key begins its sums. */
+            add_block(s, 0, added, block, g, value_width, 1.0f, 1, dv);
+            add_block(s, added, reach, block, g, value_width, 1.0f, 0, dv);
+            add_block(d, 0, added, block, q, width, scale, 1, dk);
+            add_block(d, added, reach, block, q, width, scale, 0, dk);
+            added = reach;
         }
+        clear(dv + added * value_width, dv + keys * value_width);
+        clear(dk + added * width, dk + keys * width);
     }
 }
 """
 ATTENTION_TEXTS = {"attention": COMMON + FORWARD_TEXT, "attention_gradient": COMMON + BACKWARD_TEXT}
 """By the names of the functions."""
 HEADS = np.dtype(
-    [("blas", "u8")]
-    + [(name, "i8") for name in ("wide", "queries", "keys", "width", "value_width", "causal", "block", "blocks")]
+    [(name, "i8") for name in ("queries", "keys", "width", "value_width", "causal", "blocks")]
     + [("scale", "f8")]
-    + [(name, "i8") for name in ("step_q", "step_k", "step_v", "step_g", "step_s")]
+    + [(name, "i8") for name in ("step_q", "step_k", "step_v", "step_g")]
     + [(name, "u8") for name in ("q", "k", "v", "out", "lse", "g", "dq", "dk", "dv")]
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """A call of the kernel. tables: what it points into. count: tasks. flops: of one task."""
+    """A call of the kernel. tables: what it points into. count: tasks, of which a piece has `piece`.
+    flops: of one task."""
 
     name: str
     tables: tuple[np.ndarray, ...]
     count: int
+    piece: int
     flops: int
 
 
@@ -188,26 +270,18 @@ def is_attention(node: Node) -> bool:
     num_inputs = {FORWARD: 3, BACKWARD: 6}.get(str(name))
     if num_inputs != len(node.inputs) or any(v.dtype != "f32" or not v.type.size for v in node.inputs):
         return False
-    return node.inputs[0].shape[-1] <= 1 << 12
-
-
-def block_of(node: Node) -> int:
-    """Queries of a block: by the number of keys alone."""
-    queries, keys = node.inputs[0].shape[-2], node.inputs[1].shape[-2]
-    return max(1, min(queries, MOST_QUERIES, max(LEAST_QUERIES, BLOCK_SCORES // keys)))
+    k, v = node.inputs[1].shape, node.inputs[2].shape
+    return k[-2] * (k[-1] + v[-1]) <= MAX_ELEMENTS
 
 
 def scratch_bytes(node: Node) -> int:
-    """What a thread needs for a block: scores, their gradients or row totals."""
-    return 4 * block_of(node) * 2 * (_padded(node.inputs[1].shape[-2]) + 1)
+    """What a thread needs: packed keys and values, and scores of a block."""
+    (keys, width), value_width = node.inputs[1].shape[-2:], node.inputs[2].shape[-1]
+    blocks = 2 * keys + 3 * (max(width, value_width) + TILE_COLUMNS)
+    return 4 * (keys * (2 * width + value_width) + BLOCK * blocks + 32 * TILE_COLUMNS)
 
 
-def _padded(keys: int) -> int:
-    """Scores of a query, with room for whole vectors."""
-    return -(-keys // 16) * 16
-
-
-def attention_of(node: Node, inputs: list[Array], outputs: list[Array], blas: Blas) -> Attention | None:
+def attention_of(node: Node, inputs: list[Array], outputs: list[Array], num_threads: int) -> Attention | None:
     """The call for a node; None where the elements of a query, key or value do not lie side by side."""
     backward = node.attrs["name"] == BACKWARD
     q, k, v = inputs[:3]
@@ -221,15 +295,12 @@ def attention_of(node: Node, inputs: list[Array], outputs: list[Array], blas: Bl
         return None
     count = prod(q.shape[:-2])
     row = np.zeros(1, HEADS)
-    block, queries, keys = block_of(node), q.shape[-2], k.shape[-2]
-    sizes = {"queries": queries, "keys": keys, "width": q.shape[-1], "value_width": v.shape[-1], "block": block}
-    sizes["step_s"] = _padded(keys)
-    blocks = -(-queries // block)
-    for name, number in (
-        sizes | {"blocks": blocks, "causal": attr_int(node.attrs, "causal"), "wide": blas.wide}
-    ).items():
+    queries, keys = q.shape[-2], k.shape[-2]
+    blocks = -(-queries // QUERIES)
+    sizes = {"queries": queries, "keys": keys, "width": q.shape[-1], "value_width": v.shape[-1]}
+    for name, number in (sizes | {"blocks": blocks, "causal": attr_int(node.attrs, "causal")}).items():
         row[name] = number
-    row["blas"], row["scale"] = blas.address, node.attrs["scale"]
+    row["scale"] = node.attrs["scale"]
     for name, x in (("step_q", q), ("step_k", k), ("step_v", v), ("step_g", g)):
         row[name] = max(x.strides[-2] // 4, x.shape[-1])
     tables = [row]
@@ -241,8 +312,9 @@ def attention_of(node: Node, inputs: list[Array], outputs: list[Array], blas: Bl
         row[name] = table.ctypes.data
     work = 2 * queries * keys * (q.shape[-1] + v.shape[-1])
     if backward:
-        return Attention("attention_gradient", tuple(tables), count, 5 * work // 2)
-    return Attention("attention", tuple(tables), count * blocks, work // blocks)
+        return Attention("attention_gradient", tuple(tables), count, 1, 5 * work // 2)
+    piece = max(1, min(blocks, count * blocks // (2 * num_threads)))
+    return Attention("attention", tuple(tables), count * blocks, piece, work // blocks)
 
 
 def _rows_lie_side_by_side(x: Array) -> bool:

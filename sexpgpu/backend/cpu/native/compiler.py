@@ -75,10 +75,7 @@ class Compiler:
                 with ThreadPoolExecutor(len(units)) as pool:
                     sources = ["\n".join([head, *[texts[name] for name in unit]]) for unit in units]
                     for unit, library in zip(units, pool.map(self._library, sources), strict=True):
-                        for name in unit:
-                            found = ctypes.cast(library[name], ctypes.c_void_p).value
-                            assert found is not None, name
-                            _loaded[key, name] = found
+                        _loaded.update({(key, name): _address(library, name) for name in unit})
             return {name: _loaded[key, name] for name in texts}
 
     def _library(self, source: str) -> ctypes.CDLL:
@@ -87,13 +84,17 @@ class Compiler:
             kept = _kept(self.cache / f"{digest}.so")
             if kept is not None:
                 return kept
-        with tempfile.TemporaryDirectory() as name:
-            made = Path(name) / f"{digest}.so"
-            self._compile(source, made)
-            library = _open(made)
-            if self.cache is not None:
-                _keep(made.read_bytes(), self.cache / f"{digest}.so")
-            return library
+        try:
+            with tempfile.TemporaryDirectory() as name:
+                made = Path(name) / f"{digest}.so"
+                self._compile(source, made)
+                library = _open(made)
+                if self.cache is not None:
+                    _keep(made.read_bytes(), self.cache / f"{digest}.so")
+                return library
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise CompileError(f"there is no place for what {self.path} makes: {reason}") from error
 
     def _compile(self, source: str, target: Path) -> None:
         command = [self.path, *OPTIONS, "-o", str(target), "-", "-lm"]
@@ -119,9 +120,12 @@ def find_compiler(cache: Path | None, name: str | None = None) -> Compiler | Non
     return None
 
 
-def default_cache() -> Path:
-    """Where libraries are kept for the next run; safe to delete."""
-    return Path.home() / ".cache" / "sexpgpu" / "cpu"
+def default_cache() -> Path | None:
+    """Where libraries are kept for the next run; safe to delete. None for a user who has no home."""
+    try:
+        return Path.home() / ".cache" / "sexpgpu" / "cpu"
+    except RuntimeError:
+        return None
 
 
 def processor_flags() -> str:
@@ -133,6 +137,15 @@ def processor_flags() -> str:
         return f"{platform.machine()} {platform.processor()}"
     wanted = ("flags", "Features", "model name", "CPU part")
     return "\n".join(dict.fromkeys([line.strip() for line in lines if line.startswith(wanted)]))
+
+
+def _address(library: ctypes.CDLL, name: str) -> int:
+    try:
+        found = ctypes.cast(library[name], ctypes.c_void_p).value
+    except AttributeError as error:
+        raise CompileError(f"what the compiler made has no function `{name}`") from error
+    assert found is not None, name
+    return found
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -159,13 +172,12 @@ def _kept(path: Path) -> ctypes.CDLL | None:
 
 def _keep(image: bytes, path: Path) -> None:
     """Another process sees all of it or nothing; a folder that cannot be written is no fault."""
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(image + hashlib.sha256(image).digest())
-        Path(file.name).replace(path)
-    except OSError:
-        return
+        with tempfile.TemporaryDirectory(dir=path.parent) as name:
+            part = Path(name) / path.name
+            part.write_bytes(image + hashlib.sha256(image).digest())
+            part.replace(path)
 
 
 def unit_count(texts: Sequence[str], num_threads: int) -> int:

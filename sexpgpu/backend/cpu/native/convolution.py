@@ -1,7 +1,7 @@
 """Convolutions of f32 in one group: what each place of a block of results reads is laid out, and multiplied.
 
-A piece is a block of rows of the result, cut by shapes alone, and one product of the BLAS library. The kernel is packed
-as a matrix first where it does not lie as one.
+A piece is a block of rows of the result, cut by shapes alone, and one product. The kernel is packed as a matrix first
+where it does not lie as one.
 
 Flow: `lowering` asks for the call of a node.
 """
@@ -13,7 +13,7 @@ from math import prod
 
 import numpy as np
 
-from sexpgpu.backend.cpu.native.blas import Blas
+from sexpgpu.backend.cpu.native.products import COMMON, SCRATCH_BYTES, TILE_ROWS
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.ops.convolution import Window, windows
 from sexpgpu.ir.ops.rules import attr_int
@@ -24,16 +24,16 @@ BLOCK_ELEMENTS = 1 << 15
 """Elements that a block lays out, about."""
 LEAST_ROWS, MOST_ELEMENTS = 48, 1 << 18
 """A block of fewer rows packs the kernel too often, unless its rows are as long as this."""
+LEAST_PIECES = 4
 DEEPEST = 1 << 22
 """Elements that one result may be the sum of."""
 
-TEXT = r"""
-typedef void (*sgemm64)(int, int, int, i64, i64, i64, float, const float*, i64, const float*, i64, float, float*, i64);
-typedef void (*sgemm32)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
+TEXT = (
+    COMMON
+    + r"""
 typedef struct { const i64* read; u32 places, taps; } axis;
 typedef struct {
-    void* blas;
-    i64 wide, batch_step, width, channel_step, outputs, depth;
+    i64 batch_step, width, channel_step, outputs, depth;
     axis along[3];
 } reading;
 /* a[0] how x is read, a[1] x, a[2] the kernel as a matrix, a[3] the result. An axis tells for each place and tap how
@@ -65,14 +65,13 @@ void convolution(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
     float* const out = (float*)a[3] + begin * h->outputs;
     const i64 rows = end - begin, n = h->outputs, depth = h->depth;
     const float *const read = (float*)scratch, *const kernel = (float*)a[2];
-    if (h->wide) ((sgemm64)h->blas)(101, 111, 111, rows, n, depth, 1.0f, read, depth, kernel, n, 0.0f, out, n);
-    else ((sgemm32)h->blas)(101, 111, 111, rows, n, depth, 1.0f, read, depth, kernel, n, 0.0f, out, n);
+    multiply(rows, n, depth, 1.0f, read, depth, 1, kernel, n, 1, 0, out, n, at);
 }
 """
+)
 ALONG = np.dtype([("read", "u8"), ("places", "u4"), ("taps", "u4")])
 READING = np.dtype(
-    [("blas", "u8")]
-    + [(name, "i8") for name in ("wide", "batch_step", "width", "channel_step", "outputs", "depth")]
+    [(name, "i8") for name in ("batch_step", "width", "channel_step", "outputs", "depth")]
     + [("along", ALONG, AXES)]
 )
 
@@ -86,6 +85,11 @@ class Convolution:
     block: int
     depth: int
 
+    @property
+    def scratch_bytes(self) -> int:
+        """What a thread needs: a block laid out, and to multiply it."""
+        return 4 * self.block * self.depth + SCRATCH_BYTES
+
 
 def has_kernel(node: Node) -> bool:
     """Whether a convolution is one of those that are C."""
@@ -96,12 +100,12 @@ def has_kernel(node: Node) -> bool:
     return attr_int(node.attrs, "groups") == 1 and depth <= DEEPEST and rows < 1 << 31
 
 
-def convolution_of(node: Node, strides: Strides, blas: Blas) -> Convolution:
+def convolution_of(node: Node, strides: Strides) -> Convolution:
     """The call for a node that has a kernel, given the strides of x in elements, none of them negative."""
     x, kernel, out = node.inputs[0].type, node.inputs[1].type, node.types[0]
     depth = prod(kernel.shape[:-1])
     table = np.zeros(1, READING)
-    table["blas"], table["wide"], table["depth"] = blas.address, blas.wide, depth
+    table["depth"] = depth
     table["batch_step"], table["channel_step"] = strides[0], strides[-1]
     table["width"], table["outputs"] = x.shape[-1], out.shape[-1]
     spatial = windows(x.shape, kernel.shape, node.attrs)
@@ -110,12 +114,13 @@ def convolution_of(node: Node, strides: Strides, blas: Blas) -> Convolution:
     for axis, read in enumerate(reads):
         table["along"][0, axis] = (read.ctypes.data, *read.shape)
     rows = out.size // out.shape[-1]
-    return Convolution((table, *reads), rows, _block(depth), depth)
+    return Convolution((table, *reads), rows, _block(depth, rows), depth)
 
 
-def _block(depth: int) -> int:
-    """Rows of a piece, by the length of the sums alone."""
-    return max(BLOCK_ELEMENTS // depth, min(LEAST_ROWS, max(1, MOST_ELEMENTS // depth)))
+def _block(depth: int, rows: int) -> int:
+    """Rows of a piece: by the length of the sums, and a few pieces at least, of whole tiles."""
+    block = max(BLOCK_ELEMENTS // depth, min(LEAST_ROWS, max(1, MOST_ELEMENTS // depth)))
+    return min(block, -(-rows // (LEAST_PIECES * TILE_ROWS)) * TILE_ROWS)
 
 
 def _reads(w: Window, step: int) -> np.ndarray:

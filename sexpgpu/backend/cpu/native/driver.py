@@ -1,8 +1,9 @@
 """Threads in C that run lists of actions: calls of kernels over ranges, with no Python between them.
 
-An action is a function, its operands, and a count that is cut into pieces of `step`; threads take pieces as they come.
-Which thread takes which changes no result. The thread that calls takes pieces too, waits only for pieces that others
-have begun, and does small actions alone, so that a busy machine costs no more than its share.
+An action is a function, its operands, and a count that is cut into pieces of `step`; a batch is actions that do not
+touch what another of them writes. Threads take the pieces of a batch as they come; an action too small to share is one
+piece. Which thread takes which changes no result. The thread that calls takes pieces too, waits only for pieces that
+others have begun, and does small batches alone, so that a busy machine costs no more than its share.
 
 Flow: `lowering` fills the actions of a phase in when a plan is opened; the session runs stretches of them.
 """
@@ -26,9 +27,11 @@ HEAD = r"""
 typedef long long i64;
 typedef unsigned long long u64;
 typedef void (*kernel)(char**, i64, i64, i64, char*);
-typedef struct { kernel call; char** operands; i64 count, step, shared; } action;
+/* turns: pieces, or 1 where one thread does them all. Of the first of a batch: how many follow with it, their turns in
+   all, and whether threads share them. */
+typedef struct { kernel call; char** operands; i64 count, step, turns, batch, all_turns, shared; } action;
 typedef struct {
-    _Atomic u64 ticket; /* round << 32 | next piece */
+    _Atomic u64 ticket; /* round << 32 | next turn */
     _Atomic(const action*) now;
     _Atomic i64 done;
     _Atomic int sleepers, stop;
@@ -39,10 +42,13 @@ typedef struct {
     char** scratch;
 } pool;
 typedef struct { pool* of; int lane; } start;
-static i64 pieces(const action* a) { return (a->count + a->step - 1) / a->step; }
-static void execute(const action* a, i64 piece, char* scratch) {
-    const i64 begin = piece * a->step, end = begin + a->step;
-    a->call(a->operands, begin, end < a->count ? end : a->count, piece, scratch);
+static void execute(const action* a, i64 turn, char* scratch) {
+    for (; turn >= a->turns; ++a) turn -= a->turns;
+    const i64 pieces = (a->count + a->step - 1) / a->step, last = a->turns == 1 ? pieces : turn + 1;
+    for (i64 piece = turn; piece < last; ++piece) {
+        const i64 begin = piece * a->step, end = begin + a->step;
+        a->call(a->operands, begin, end < a->count ? end : a->count, piece, scratch);
+    }
 }
 static void rest(void) {
 #if defined(__x86_64__)
@@ -51,11 +57,11 @@ static void rest(void) {
     __asm__ __volatile__("" ::: "memory");
 #endif
 }
-/* One piece of the action of this round, if one is left. The action cannot change while the ticket has not. */
+/* One turn of the batch of this round, if one is left. The batch cannot change while the ticket has not. */
 static int take(pool* p, int lane) {
     u64 t = atomic_load(&p->ticket);
     const action* a = atomic_load(&p->now);
-    if (!a || (t & 0xffffffffu) >= (u64)pieces(a)) return 0;
+    if (!a || (t & 0xffffffffu) >= (u64)a->all_turns) return 0;
     if (!atomic_compare_exchange_strong(&p->ticket, &t, t + 1)) return 1;
     execute(a, t & 0xffffffffu, p->scratch[lane]);
     atomic_fetch_add(&p->done, 1);
@@ -110,11 +116,11 @@ void pool_close(pool* p) {
     free(p);
 }
 void pool_run(pool* p, const action* actions, i64 count) {
-    for (i64 i = 0; i < count; ++i) {
+    for (i64 i = 0; i < count; i += actions[i].batch) {
         const action* a = actions + i;
-        const i64 n = pieces(a);
+        const i64 n = a->all_turns;
         if (n < 2 || !a->shared || !p->others) {
-            for (i64 piece = 0; piece < n; ++piece) execute(a, piece, p->scratch[0]);
+            for (i64 turn = 0; turn < n; ++turn) execute(a, turn, p->scratch[0]);
             continue;
         }
         /* Nobody takes anything while the ticket is closed, so that no old ticket meets a new action. */
@@ -138,28 +144,13 @@ void pool_run(pool* p, const action* actions, i64 count) {
 void copy_bytes(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
     memcpy(a[0] + begin, a[1] + begin, end - begin);
 }
-typedef struct { i64 rows, columns, depth, turn_x, turn_y, step_x, step_y, step_z; float *x, *y, *z; } product;
-typedef void (*sgemm64)(int, int, int, i64, i64, i64, float, const float*, i64, const float*, i64, float, float*, i64);
-typedef void (*sgemm32)(int, int, int, int, int, int, float, const float*, int, const float*, int, float, float*, int);
-/* a[0] is the BLAS function, a[1] whether its integers have 64 bits, a[2] the products. */
-void products(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
-    for (i64 i = begin; i < end; ++i) {
-        const product* p = (const product*)a[2] + i;
-        const int tx = p->turn_x ? 112 : 111, ty = p->turn_y ? 112 : 111;
-        if (a[1]) ((sgemm64)a[0])(101, tx, ty, p->rows, p->columns, p->depth, 1.0f, p->x, p->step_x, p->y, p->step_y,
-                                  0.0f, p->z, p->step_z);
-        else ((sgemm32)a[0])(101, tx, ty, p->rows, p->columns, p->depth, 1.0f, p->x, p->step_x, p->y, p->step_y,
-                             0.0f, p->z, p->step_z);
-    }
-}
 """,
 }
 """Everything in one text, so that it is one library; it is asked for by its first name."""
 
-ACTION = np.dtype([("call", "u8"), ("operands", "u8"), ("count", "i8"), ("step", "i8"), ("shared", "i8")])
-PRODUCT = np.dtype(
-    [(name, "i8") for name in ("rows", "columns", "depth", "turn_x", "turn_y", "step_x", "step_y", "step_z")]
-    + [(name, "u8") for name in ("x", "y", "z")]
+ACTION = np.dtype(
+    [("call", "u8"), ("operands", "u8")]
+    + [(name, "i8") for name in ("count", "step", "turns", "batch", "all_turns", "shared")]
 )
 
 
@@ -174,7 +165,7 @@ class Driver:
         return Pool(self.addresses, num_threads, scratch_bytes)
 
 
-NAMES = ("pool_open", "pool_close", "pool_run", "copy_bytes", "products")
+NAMES = ("pool_open", "pool_close", "pool_run", "copy_bytes")
 
 
 def driver(compiler: Compiler) -> Driver:

@@ -1,8 +1,10 @@
 """Operations that walk over the same rows, put together: the rows of a group are independent of each other.
 
 For a number of rows R every operand is cut into R rows. An elementwise operation makes row i of its result of row i of
-its operands, a reduction of trailing axes makes one number of each row, a reduction of leading axes adds row i to a
-partial result. A group is `flat` where a row is one element and elements lie evenly: then kernels walk over elements.
+its operands, a reduction of trailing axes makes one number of each row, as does a pick, a reduction of leading axes
+adds row i to a partial result. A group is `flat` where a row is one element and elements lie evenly: then kernels walk
+over elements. Operations that do not fit are passed over, and run after the group, which leaves what they read and
+write alone.
 
 Flow: `lowering` asks for the longest group that begins at a step. What only the group itself reads is never written.
 """
@@ -15,6 +17,7 @@ from math import prod
 
 from sexpgpu.backend.cpu.native.operations import (
     COLUMN,
+    PICK,
     ROW,
     Operand,
     Operation,
@@ -28,6 +31,8 @@ from sexpgpu.plan.layout import ARENA
 MAX_OPERATIONS = 40
 UNRELATED = 4
 """Operations after which one that shares nothing with them begins a group of its own: equal leaves, equal kernels."""
+MAX_PASSED = 8
+"""Operations that a group may pass over."""
 LONG_ROW = 1 << 16
 """Elements of a row above which few rows are too few to share."""
 MANY_ROWS = 16
@@ -47,10 +52,13 @@ class Group:
     """Operations over `num_rows` rows.
 
     reads: for each operation what its inputs are: numbers of values of the group, or places in memory.
-    current: the value that lies at a place. loaded: places of which the group reads what others wrote.
+    current: the value that lies at a place. loaded: places of which the group reads what others wrote. taken: positions
+    of the operations, and passed: what was passed over in between.
     """
 
     num_rows: int
+    taken: list[int] = field(default_factory=list)
+    passed: list[Operation] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     reads: list[tuple[int | Place, ...]] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
@@ -60,7 +68,7 @@ class Group:
     @property
     def is_flat(self) -> bool:
         """Whether every row is one element and all operands lie evenly."""
-        return all(self.row_size(o) == 1 and o.kind != ROW for o in self.operations) and all(
+        return all(self.row_size(o) == 1 and o.kind not in (ROW, PICK) for o in self.operations) and all(
             place.is_even for place in (*self.loaded, *[value.place for value in self.values])
         )
 
@@ -86,6 +94,8 @@ class Group:
         places = [place for place in reads if place is not None]
         if self._is_unrelated(places) or any(self._is_window(place) for place in places):
             return False
+        if operation.kind == PICK and places[0] in self.current:
+            return False  # a row is picked from where it lies
         if not self._apart([*places, made] if operation.kind != COLUMN else places, made, operation.kind):
             return False
         self._take(operation, places, made)
@@ -97,7 +107,7 @@ class Group:
             return False
         if self.operations and operation.size // num_rows > LONG_ROW and num_rows < MANY_ROWS:
             return False
-        if operation.kind == ROW:
+        if operation.kind in (ROW, PICK):
             return operation.output.size == num_rows
         if operation.kind == COLUMN and operation.output.size > 1:
             return operation.size == operation.output.size * num_rows
@@ -169,12 +179,25 @@ class Group:
             self._end(start, start + num_bytes)
 
     def _end(self, start: int, stop: int) -> None:
-        """A range of the arena holds nothing any more."""
+        """A range of the arena holds nothing any more, but for what was passed over."""
         for place, value in list(self.current.items()):
             low, high = place.span
             if place.buffer == ARENA and start <= low and high <= stop:
-                self.values[value].private = True
+                self.values[value].private = not any(
+                    _share(place.buffer, place.span, x) for o in self.passed for x in o.inputs
+                )
                 del self.current[place]
+
+    def passes(self, operation: Operation) -> bool:
+        """Whether `operation` must come after one that was passed over."""
+        inputs, out = operation.inputs, operation.output
+        for before in self.passed:
+            made = (before.output.layout.buffer, before.output.span)
+            if any(_share(*made, x) for x in (*inputs, out)):
+                return True
+            if any(_share(out.layout.buffer, out.span, x) for x in before.inputs):
+                return True
+        return False
 
 
 def overlaps(one: Place, other: Place) -> bool:
@@ -185,16 +208,27 @@ def overlaps(one: Place, other: Place) -> bool:
     return low < other_high and other_low < high
 
 
-def longest_group(operations: Sequence[Operation], position: int) -> Group | None:
-    """The group that takes in most operations from `position` on; None where even the first has no rows."""
-    first = operations[position]
+def _share(buffer: str, span: tuple[int, int], operand: Operand) -> bool:
+    """Whether an operand has bytes in a range of a buffer, as far as its ends tell."""
+    if operand.layout.buffer != buffer:
+        return False
+    low, high = operand.span
+    return span[0] < high and low < span[1]
+
+
+def longest_group(operations: Sequence[Operation]) -> Group | None:
+    """The group that takes in most operations, the first among them; None where even that has no rows."""
     best: Group | None = None
     best_score: tuple[int, ...] = ()
-    for num_rows in _row_counts(first):
+    for num_rows in _row_counts(operations[0]):
         group = Group(num_rows)
-        for operation in operations[position : position + MAX_OPERATIONS]:
-            if not group.add(operation):
+        for position, operation in enumerate(operations):
+            if not group.passes(operation) and group.add(operation):
+                group.taken.append(position)
+            elif not group.taken or len(group.passed) == MAX_PASSED or len(group.taken) == MAX_OPERATIONS:
                 break
+            else:
+                group.passed.append(operation)
         if not group.operations:
             continue
         score = _score(group)
@@ -207,7 +241,7 @@ def _row_counts(operation: Operation) -> list[int]:
     counts = [1]
     for size in operation.shape:
         counts.append(counts[-1] * size)
-    if operation.kind == ROW:
+    if operation.kind in (ROW, PICK):
         return [operation.output.size]
     if operation.kind == COLUMN and operation.output.size > 1:
         return [operation.size // operation.output.size]

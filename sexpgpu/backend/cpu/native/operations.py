@@ -21,10 +21,11 @@ from sexpgpu.plan.phase import Step
 DTYPES = frozenset({"f32", "bf16", "i32", "bool"})
 """What kernels hold in registers; steps with other dtypes are interpreted."""
 
-Kind = Literal["row", "column", "map"]
+Kind = Literal["row", "column", "map", "pick"]
 ROW: Final = "row"
 COLUMN: Final = "column"
 MAP: Final = "map"
+PICK: Final = "pick"
 Shape = tuple[int, ...]
 
 
@@ -41,13 +42,21 @@ class Operand:
         """Number of elements."""
         return prod(self.shape)
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """Bytes of the buffer between which all of it lies."""
+        item = ITEM_BYTES[self.dtype]
+        low, high = extent(self.shape, self.layout.strides)
+        return self.layout.offset_bytes + low * item, self.layout.offset_bytes + (high + 1) * item
+
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """A step, or a part of one.
 
     node: names the function. kind: `map`, or which axes a reduction folds: `row` the trailing ones, `column` the
-    leading ones or all. shape: of what is walked over. dies: ranges of the arena that hold nothing afterwards.
+    leading ones or all; `pick`: an element of each row, by its index. shape: of what is walked over. dies: ranges of
+    the arena that hold nothing afterwards.
     """
 
     node: Node
@@ -150,6 +159,9 @@ def operations_of(step: Step) -> list[Operation]:
             found = [Operation(node, MAP, node.types[0].shape, inputs, output)]
         case Work.REDUCE if OPS[node.op].ufunc is not None:
             found = _reduction(node, inputs[0], _operand(step.outputs[0], node.types[0]))
+        case Work.GATHER if node.op == "pick" and attr_int(node.attrs, "axis") == node.inputs[0].rank - 1:
+            output = _operand(step.outputs[0], node.types[0])
+            found = [Operation(node, PICK, node.types[0].shape, inputs, output)] if node.types[0].rank else []
         case Work.MOVE if node.op == "reshape":
             shape = node.inputs[0].shape
             layout = replace(step.outputs[0], strides=contiguous(shape))

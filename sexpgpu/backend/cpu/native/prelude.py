@@ -35,7 +35,8 @@ VECTOR(u16, vh);
 VECTOR(u8, vb);
 VECTOR(signed char, vc);
 #define F static inline __attribute__((always_inline))
-#define SPLAT(type, x) ((type){} + (x))
+/* Less a zero: that changes nothing, so no compiler computes it. */
+#define SPLAT(type, x) ((x) - (type){})
 #define PICK(m, a, b) ((__typeof__(a))(((vi)(a) & (m)) | ((vi)(b) & ~(m))))
 F float bits_f(u32 x) { union { u32 u; float f; } c = {x}; return c.f; }
 #if V == 16
@@ -92,6 +93,13 @@ ONE(f32, float, vf, vf)
 ONE(i32, int, vi, vi)
 ONE(bf16, u16, vh, vf)
 ONE(bool, u8, vb, vi)
+
+/* Keeps the first of the indices that are out of range, by its place, and what it is. */
+F void outside(u64* first, i64 place, int index) {
+    const u64 found = (u64)place << 32 | (u32)index;
+    u64 old = __atomic_load_n(first, __ATOMIC_RELAXED);
+    while (found < old && !__atomic_compare_exchange_n(first, &old, found, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+}
 
 /* Elementwise. */
 F vf maximum_f(vf a, vf b) { return PICK((a >= b) | (a != a), a, b); }

@@ -17,7 +17,7 @@ from itertools import pairwise
 
 from sexpgpu.backend.cpu.native.functions import HELD, STORED, Fold, expression, fold
 from sexpgpu.backend.cpu.native.groups import Group, overlaps
-from sexpgpu.backend.cpu.native.operations import COLUMN, MAP, ROW, Operation, Place
+from sexpgpu.backend.cpu.native.operations import COLUMN, MAP, PICK, ROW, Operation, Place
 from sexpgpu.plan.layout import Strides
 
 WIDEST = 16
@@ -35,12 +35,19 @@ class Partial:
 
 
 @dataclass(frozen=True, slots=True)
+class Watch:
+    """Where a kernel notes the first index of operation `number` that is out of range: see `outside` of the prelude."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A function: its name, a digest of the text; its text; its operands; bytes of scratch that a thread lends it."""
 
     name: str
     text: str
-    operands: tuple[Place | Partial, ...]
+    operands: tuple[Place | Partial | Watch, ...]
     scratch_bytes: int
 
 
@@ -71,7 +78,7 @@ def is_spelt(operation: Operation) -> bool:
 class _Printer:
     def __init__(self, group: Group) -> None:
         self.group = group
-        self.operands: list[Place | Partial] = []
+        self.operands: list[Place | Partial | Watch] = []
         self.lines: list[str] = []
         self.scratch: dict[int, int] = {}
         self.scratch_bytes = 0
@@ -86,13 +93,14 @@ class _Printer:
             if operation.kind == COLUMN:
                 width = operation.output.size
                 self.operands.append(Partial(i, self._fold(operation), width))
+            if operation.kind == PICK:
+                self.operands.append(Watch(i))
         if self.group.is_flat:
             self._flat()
         else:
             self._rows()
         head = [
-            f"{STORED[o.dtype if isinstance(o, Place) else o.fold.dtype]}* const p{i} = "
-            f"({STORED[o.dtype if isinstance(o, Place) else o.fold.dtype]}*)a[{i}]"
+            f"{_pointed(o)}* const p{i} = ({_pointed(o)}*)a[{i}]"
             + (f" + piece * {o.width}" if isinstance(o, Partial) else "")
             + ";"
             for i, o in enumerate(self.operands)
@@ -220,7 +228,12 @@ class _Printer:
             now = self.passes[-1]
             late = any(isinstance(read, int) and read in now.late for read in group.reads[i])
             clash = _clashes(now, reads, writes)
-            if group.row_size(operation) == 1 and operation.kind == MAP:
+            if operation.kind == PICK:
+                # It reads its row before the pass may write over it.
+                if late or clash:
+                    self.passes.append(now := _Pass())
+                now.before.append(i)
+            elif group.row_size(operation) == 1 and operation.kind == MAP:
                 if late or clash:
                     now.after.append(i)
                     now.late.add(i)
@@ -269,14 +282,30 @@ class _Printer:
     def _row_operation(self, number: int) -> None:
         """An operation on numbers of the row."""
         operation = self.group.operations[number]
+        row, *rest = self.group.reads[number]
         names = []
-        for read in self.group.reads[number]:
+        for read in rest if operation.kind == PICK else (row, *rest):
             if isinstance(read, int):
                 names.append(f"v{read}")
             else:
                 names.append(self._row_load(read, read.dtype, self._row_address(read)))
-        self.lines += self._operation(number, operation, tuple(names), True)
+        if operation.kind == PICK:
+            assert isinstance(row, Place), operation.node
+            self._pick(number, row, operation.node.inputs[0].shape[-1], names[0])
+        else:
+            self.lines += self._operation(number, operation, tuple(names), True)
         self._keep_row(number)
+
+    def _pick(self, number: int, row: Place, size: int, index: str) -> None:
+        """An element of row r, by an index that is cut to the range and noted where it is outside."""
+        watch = f"p{self.operands.index(Watch(number))}"
+        at = f"{self._row_address(row)} + {_times(f'at{number}', row.row[0] if row.row else 0)}"
+        self.lines.append(
+            f"i64 at{number} = {index}[0];\n"
+            f"if (at{number} < 0 || at{number} >= {size}) {{\n"
+            f"outside({watch}, r, at{number});\nat{number} = at{number} < 0 ? 0 : {size - 1};\n}}\n"
+            f"const {HELD[row.dtype]} v{number} = one_{row.dtype}({at});"
+        )
 
     def _keep_row(self, number: int) -> None:
         value = self.group.values[number]
@@ -431,7 +460,14 @@ const int n = (int)(end - c);
     return _function(body, (), 0)
 
 
-def _function(body: str, operands: tuple[Place | Partial, ...], scratch_bytes: int) -> Kernel:
+def _pointed(operand: Place | Partial | Watch) -> str:
+    """What an operand points to."""
+    if isinstance(operand, Watch):
+        return "u64"
+    return STORED[operand.dtype if isinstance(operand, Place) else operand.fold.dtype]
+
+
+def _function(body: str, operands: tuple[Place | Partial | Watch, ...], scratch_bytes: int) -> Kernel:
     name = f"k{hashlib.sha256(body.encode()).hexdigest()[:20]}"
     text = f"void {name}(char** a, i64 begin, i64 end, i64 piece, char* scratch) {{\n{body}\n}}\n"
     return Kernel(name, text, operands, scratch_bytes)
