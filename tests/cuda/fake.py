@@ -9,17 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.backend.cuda import leaves
 from sexpgpu.backend.cuda.attention import Attention, Built
 from sexpgpu.backend.cuda.driver import OUT_OF_MEMORY, Arguments, OutOfMemory
-from sexpgpu.backend.cuda.fusion import Group, print_group
 from sexpgpu.backend.cuda.gemm import Gemm, Matrix
-from sexpgpu.backend.cuda.rows import Program, print_rows
 from sexpgpu.backend.cuda.session import Toolbox
 from sexpgpu.backend.kernels import cuda as real_printers
+from sexpgpu.backend.kernels import leaves
+from sexpgpu.backend.kernels.cuda import CUDA, print_group, print_leaves
 from sexpgpu.backend.kernels.flags import flagged
+from sexpgpu.backend.kernels.fusion import Group
 from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.rows import Program, print_rows
 from sexpgpu.ir.evaluate import run_graph
 from sexpgpu.ir.graph import Node, Value
 from sexpgpu.ir.opdef import OPS, Array, Context, Work
@@ -326,7 +327,7 @@ class FakePrinters:
         return rows, self._launch((*partials, *[outputs[i].operand for i in summed]), add)
 
     def print_leaves(self, node: Node, packs: bool) -> tuple[Launch, ...]:
-        starts, folds = leaves.first_blocks(node), leaves.folds_of(node.bodies[0])
+        starts, folds = leaves.first_blocks(CUDA, node), leaves.folds_of(node.bodies[0])
         width = 2 + len(node.bodies[0].inputs) + len(node.bodies[0].outputs)
         # Results of folds wait for the second kernel where the first block of a leaf leaves its own.
         partials: list[Operand] = [("workspace", r) for r in range(len(folds))]
@@ -500,6 +501,6 @@ PRINTED = {
     "printers": real_printers,
     "print_group": print_group,
     "print_rows": print_rows,
-    "print_leaves": leaves.print_leaves,
+    "print_leaves": print_leaves,
 }
 """What prints kernels for a real card, to put into a toolbox whose driver is not one."""

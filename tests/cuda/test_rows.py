@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda import rows
 from sexpgpu.backend.cuda.lowering import narrow_sum
-from sexpgpu.backend.cuda.rows import partial_bytes, print_rows, program_of
-from sexpgpu.backend.kernels.cuda import print_step, workspace_bytes
+from sexpgpu.backend.kernels import rows
 from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
 from sexpgpu.backend.kernels.launch import Operand
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.printer import Printer
+from sexpgpu.backend.kernels.rows import print_rows, program_of
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import COMPOSITES, make
 from sexpgpu.ir.graph import Node
@@ -23,7 +23,7 @@ from sexpgpu.ir.ops.composite import _meaning
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import contiguous
 from sexpgpu.plan.phase import Step
-from tests.kernels.emulator import RUNS, Placed, Unit, compiler, space
+from tests.kernels.emulator import DIALECTS, RUNS, Placed, Unit, compiler, space
 from tests.lanes.unit import Buffer
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++")
@@ -64,33 +64,33 @@ def test_what_is_a_row_program() -> None:
 
 
 def run(
-    node: Node, arrays: list[Array], order: str, checked: bool, narrow: bool, padding: int = 0
+    printer: Printer, node: Node, arrays: list[Array], order: str, checked: bool, narrow: bool, padding: int = 0
 ) -> tuple[list[Array], list[str]]:
     program = program_of(node.bodies[0])
     assert program is not None
     inputs = []
     for value, array in zip(node.inputs, arrays, strict=True):
         strides = contiguous((*value.shape[:-1], value.shape[-1] + padding)) if value.shape else ()
-        inputs.append(Placed(value.type, strides))
+        inputs.append(Placed(printer, value.type, strides))
         inputs[-1].array[...] = array
     types = [t.with_dtype("bf16") if narrow and i == 0 else t for i, t in enumerate(node.types)]
-    outputs = [Placed(type, contiguous(type.shape)) for type in types]
+    outputs = [Placed(printer, type, contiguous(type.shape)) for type in types]
     around = [placed.others() for placed in outputs]
-    reads = [Argument(("input", i), v.type, p.layout) for i, (v, p) in enumerate(zip(node.inputs, inputs, strict=True))]
-    writes = [Argument(("output", i), t, p.layout) for i, (t, p) in enumerate(zip(types, outputs, strict=True))]
+    reads = [Argument(printer.dialect, ("input", i), x.type, x.layout) for i, x in enumerate(inputs)]
+    writes = [Argument(printer.dialect, ("output", i), x.type, x.layout) for i, x in enumerate(outputs)]
     launches = print_rows(program, reads, writes)
     flag, flag_buffer = space(FLAG_BYTES, 0)
     known: dict[Operand, Buffer] = {("input", i): p.buffer("input") for i, p in enumerate(inputs)}
     known |= {("output", i): p.buffer("output") for i, p in enumerate(outputs)} | {("flag", 0): flag_buffer}
-    spaces = [space(n) for n in partial_bytes(program)]
+    spaces = [space(n) for n in rows.workspace_bytes(printer.dialect, program)]
     known |= {("workspace", i): buffer for i, (_, buffer) in enumerate(spaces)}
-    unit = Unit(launches)
+    unit = Unit(printer, launches)
     for launch in launches:
         unit.run(launch, known, order, checked)
         known |= {operand: replace(known[operand], initialised=True) for operand in launch.operands}
     assert [placed.others() for placed in outputs] == around, "a byte beside an output was written"
     found = read_flag(flag.view(np.uint32))
-    return [p.array for p in outputs], [] if found is None else [flag_message(program.picks[0], found)]
+    return [p.value for p in outputs], [] if found is None else [flag_message(program.picks[0], found)]
 
 
 CASES = [
@@ -110,8 +110,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, rows_, width, dtype, narrow, padding", CASES)
+@pytest.mark.parametrize("printer", DIALECTS)
 def test_kernels(
-    name: str, rows_: tuple[int, ...], width: int, dtype: str, narrow: bool, padding: int,
+    printer: Printer, name: str, rows_: tuple[int, ...], width: int, dtype: str, narrow: bool, padding: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(rows, "MAX_BLOCKS", 4)
@@ -127,7 +128,7 @@ def test_kernels(
     flagged: list[str] = []
     with np.errstate(all="ignore"):
         wanted = _meaning(Context(flag=lambda _, message: flagged.append(message)), node, arrays)
-    runs = [run(node, arrays, order, checked, narrow, padding) for order, checked in RUNS]
+    runs = [run(printer, node, arrays, order, checked, narrow, padding) for order, checked in RUNS]
     found, faults = runs[0]
     assert faults == list(dict.fromkeys(flagged))
     for x, y in zip(found, wanted, strict=True):
@@ -139,22 +140,23 @@ def test_kernels(
 
 
 @pytest.mark.parametrize("shape, axes", [((40, 70), (0,)), ((40, 70), (1,)), ((3, 50, 64), (0, 1)), ((600, 96), (0,))])
-def test_a_sum_of_bf16(shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("printer", DIALECTS)
+def test_a_sum_of_bf16(printer: Printer, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     """What a cast to f32 and a sum become: the sum reads bf16, its workspaces are those of the sum of f32."""
     b = Builder()
     narrow = b.input("x0", TensorType("bf16", shape))
     summed = b.sum(b.cast(narrow, "f32"), axes).node
     region = b.node("region", [narrow], {"kind": "sum"}, (b.graph("region", [("y0", summed.outputs[0])], [narrow]),))
     x, out = (
-        Placed(TensorType("bf16", shape), contiguous(shape)),
-        Placed(summed.types[0], contiguous(summed.types[0].shape)),
+        Placed(printer, TensorType("bf16", shape), contiguous(shape)),
+        Placed(printer, summed.types[0], contiguous(summed.types[0].shape)),
     )
     x.array[...] = np.random.default_rng(0).normal(size=shape).astype(NUMPY_DTYPES["bf16"])
     node = narrow_sum(Step(region, (x.layout,), (out.layout,))).node
-    sizes = workspace_bytes(Step(summed, (x.layout,), (out.layout,)))
+    sizes = printer.workspace_bytes(Step(summed, (x.layout,), (out.layout,)))
     spaces = [space(n) for n in sizes]
-    launches = print_step(Step(node, (x.layout,), (out.layout,)))
-    unit = Unit(launches)
+    launches = printer.print_step(Step(node, (x.layout,), (out.layout,)))
+    unit = Unit(printer, launches)
     known: dict[Operand, Buffer] = {("input", 0): x.buffer("input"), ("output", 0): out.buffer("output")}
     known |= {("workspace", i): replace(buffer, initialised=True) for i, (_, buffer) in enumerate(spaces)}
     for launch in launches:

@@ -16,13 +16,12 @@ import numpy as np
 
 from sexpgpu.backend.cuda.device import CudaDevice
 from sexpgpu.backend.cuda.driver import Arguments
-from sexpgpu.backend.cuda.fusion import Group, print_group
-from sexpgpu.backend.cuda.leaves import print_leaves
-from sexpgpu.backend.cuda.rows import Program, partial_bytes, print_rows
 from sexpgpu.backend.kernels import cuda
 from sexpgpu.backend.kernels.flags import FLAG_BYTES
+from sexpgpu.backend.kernels.fusion import Group
 from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.rows import Program, print_rows, workspace_bytes
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.types import ITEM_BYTES, TensorType
@@ -133,7 +132,7 @@ class _Printers:
 
 
 def _print_group(group: Group) -> Launch:
-    launch = print_group(group)
+    launch = cuda.print_group(group)
     places = [*[(x, "input") for x in group.reads], *[(x, "output") for x in group.writes]]
     spans = [_span(x.type, x.layout.strides, role) for x, role in places]
     KERNELS.note([launch], dict(zip(launch.operands, spans, strict=True)))
@@ -143,13 +142,13 @@ def _print_group(group: Group) -> Launch:
 def _print_rows(program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> tuple[Launch, ...]:
     launches = print_rows(program, inputs, outputs)
     known = {x.operand: _span(x.type, x.strides, x.operand[0]) for x in (*inputs, *outputs)}
-    known |= {("workspace", i): Span(0, n, 4, True, True) for i, n in enumerate(partial_bytes(program))}
+    known |= {("workspace", i): Span(0, n, 4, True, True) for i, n in enumerate(workspace_bytes(cuda.CUDA, program))}
     KERNELS.note(launches, known | {("flag", 0): Span(0, FLAG_BYTES, 4, True, False)})
     return launches
 
 
 def _print_leaves(node: Node, packs: bool) -> tuple[Launch, ...]:
-    launches = print_leaves(node, packs)
+    launches = cuda.print_leaves(node, packs)
     KERNELS.note(launches, None)
     return launches
 

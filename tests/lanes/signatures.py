@@ -15,7 +15,7 @@ Dialect = Literal["cuda", "msl"]
 HEADS = {
     "cuda": re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^()]*\)\s*)?(\w+)\s*\('),
     "msl": re.compile(
-        r"\bkernel\s+(?:\[\[[^\]]*\]\]\s*)?void\s+(?:\[\[[^\]]*\]\]\s*)?(\w+)\s*(?:\[\[[^\]]*\]\]\s*)?\("
+        r"(?:\[\[[^\]]*\]\]\s*)?\bkernel\s+(?:\[\[[^\]]*\]\]\s*)?void\s+(?:\[\[[^\]]*\]\]\s*)?(\w+)\s*(?:\[\[[^\]]*\]\]\s*)?\("
     ),
 }
 SHARED = {"cuda": "__shared__", "msl": "threadgroup"}

@@ -27,9 +27,10 @@ from sexpgpu.backend.cuda.driver import Driver, DriverError
 from sexpgpu.backend.cuda.lowering import Kernel, lower, node_workspace
 from sexpgpu.backend.cuda.nvrtc import Compiler, default_cache
 from sexpgpu.backend.cuda.report import Report, report_lines
-from sexpgpu.backend.cuda.rows import program_of
 from sexpgpu.backend.cuda.session import CudaSession, Toolbox
 from sexpgpu.backend.kernels import cuda as printers
+from sexpgpu.backend.kernels.rows import program_of
+from sexpgpu.backend.kernels.scans import absorbs
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
@@ -101,7 +102,7 @@ class CudaDevice:
     @cached_property
     def profile(self) -> MemoryProfile:
         """What the planner knows of this device."""
-        rules = Rules(lambda body: program_of(body) is not None, _narrows, self._attends)
+        rules = Rules(lambda body: program_of(body) is not None, _narrows, self._attends, absorbs)
         return MemoryProfile("cuda", workspace_bytes=self._workspace_bytes, by_body=self.runs_by_body, rules=rules)
 
     def _workspace_bytes(self, node: Node) -> int:

@@ -12,15 +12,17 @@ from functools import lru_cache
 from itertools import combinations
 from typing import Protocol
 
-from sexpgpu.backend.cuda import copies, gemm, leaves
+from sexpgpu.backend.cuda import gemm
 from sexpgpu.backend.cuda.attention import Attention, attention_of, attention_within, is_attention, workspace_estimate
 from sexpgpu.backend.cuda.blas import DATA_TYPES, WORKSPACE_BYTES, alignment
-from sexpgpu.backend.cuda.fusion import Group, group_of
 from sexpgpu.backend.cuda.gemm import Gemm
-from sexpgpu.backend.cuda.rows import Program, partial_bytes, program_of
+from sexpgpu.backend.kernels import copies, leaves
+from sexpgpu.backend.kernels.cuda import CUDA
 from sexpgpu.backend.kernels.flags import FLAG_BYTES
+from sexpgpu.backend.kernels.fusion import Group, group_of
 from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.rows import Program, program_of, workspace_bytes
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
@@ -31,7 +33,7 @@ from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.layout import ARENA, Layout, Strides, contiguous, is_contiguous
 from sexpgpu.plan.phase import Copy, PhasePlan, Step
-from sexpgpu.plan.regions import ATTENTION, LEAVES, MAPS, PRODUCT, ROWS, SUM
+from sexpgpu.plan.regions import ATTENTION, LEAVES, MAPS, PRODUCT, ROWS, SCAN, SUM
 
 WORKSPACE, OUTBOX, HALT = "workspace", "outbox", "halt"
 _SLACK = 2
@@ -213,9 +215,9 @@ def node_workspace(node: Node, printers: Printers) -> int:
         return workspace_estimate(attention_within(_as_placed(node)).node)
     program = program_of(node.bodies[0]) if kind == ROWS else None
     if program is not None:
-        return sum(partial_bytes(program))
+        return sum(workspace_bytes(CUDA, program))
     if kind == LEAVES:
-        return sum(leaves.partial_bytes(node))
+        return sum(leaves.partial_bytes(CUDA, node))
     inner = _leader(node) if kind in (PRODUCT, SUM) else node
     bound = 0 if kind == MAPS else _SLACK * aligned(printers.workspace_bound(inner))
     return WORKSPACE_BYTES + bound if _is_library_product(inner) else bound
@@ -361,7 +363,7 @@ class _Lowering:
         elif kind == PRODUCT or _is_library_product(node):
             self._product(_narrow_product(step) if kind == PRODUCT else step, workspace)
         else:
-            self._single(step, workspace)
+            self._single(step, workspace, SCAN if kind == SCAN else "")
         self.workspace_bytes = max(self.workspace_bytes, workspace.used)
 
     def _single(self, step: Step, workspace: _Workspace, kind: str = "") -> None:
@@ -372,14 +374,14 @@ class _Lowering:
     def _leaves(self, step: Step, workspace: _Workspace) -> None:
         """Elementwise work on many tensors; they are told of in a table."""
         rows: list[tuple[Place | int, ...]] = []
-        starts = leaves.first_blocks(step.node)
+        starts = leaves.first_blocks(CUDA, step.node)
         for number, (body, read, made) in enumerate(shares(step.node)):
             places = [_place(layout) for layout in (*step.inputs[read], *step.outputs[made])]
             rows.append((starts[number], leaves.num_elements(body), *places))
         values = zip((*step.node.inputs, *step.node.outputs), (*step.inputs, *step.outputs), strict=True)
         packs = all(self._offset(_place(layout)) % 16 == 0 for value, layout in values if value.rank)
         known: dict[Operand, Place | Table] = {("input", 0): Table(tuple(rows))}
-        for r, num_bytes in enumerate(leaves.partial_bytes(step.node)):
+        for r, num_bytes in enumerate(leaves.partial_bytes(CUDA, step.node)):
             known["workspace", r] = workspace.take(num_bytes)
         for launch in self.tools.print_leaves(step.node, packs):
             self._add("leaves", Kernel(launch, tuple([known[operand] for operand in launch.operands])))
@@ -387,7 +389,7 @@ class _Lowering:
     def _join(self, step: Step) -> None:
         """Single elements side by side."""
         places = [(_place(layout),) for layout in step.inputs]
-        launch = copies.join(len(places), ITEM_BYTES[step.node.types[0].dtype])
+        launch = copies.join(CUDA, len(places), step.node.types[0].dtype)
         self._add("move", Kernel(launch, (Table(tuple(places)), _place(step.outputs[0]))))
 
     def _sum(self, step: Step, workspace: _Workspace) -> None:
@@ -411,11 +413,11 @@ class _Lowering:
     # Row programs.
 
     def _rows(self, step: Step, program: Program, workspace: _Workspace) -> None:
-        places = [workspace.take(num_bytes) for num_bytes in partial_bytes(program)]
+        places = [workspace.take(num_bytes) for num_bytes in workspace_bytes(CUDA, program)]
         inputs = zip(step.node.inputs, step.inputs, strict=True)
         outputs = zip(step.node.types, step.outputs, strict=True)
-        taken = [Argument(("input", i), value.type, layout) for i, (value, layout) in enumerate(inputs)]
-        made = [Argument(("output", i), type, layout) for i, (type, layout) in enumerate(outputs)]
+        taken = [Argument(CUDA, ("input", i), value.type, layout) for i, (value, layout) in enumerate(inputs)]
+        made = [Argument(CUDA, ("output", i), type, layout) for i, (type, layout) in enumerate(outputs)]
         launches = self.tools.print_rows(program, taken, made)
         known: dict[Operand, Place] = {x.operand: _place(x.layout) for x in (*taken, *made)}
         known |= {("workspace", i): place for i, place in enumerate(places)}
@@ -553,7 +555,7 @@ class _Lowering:
             held = Place(OUTBOX, results[guard].offset_bytes) if guard is not None else None
             decision = Place(OUTBOX, 0)
             told = (held, Place(OUTBOX, DECISION_BYTES), decision, Place(HALT))
-            self._add("decide", Kernel(copies.decide(len(self.flags)), told))
+            self._add("decide", Kernel(copies.decide(CUDA, len(self.flags), guard is not None), told))
         dense: list[tuple[Place, Place, int]] = []
         for each in self.plan.commits:
             source = _place(each.source)
@@ -565,11 +567,12 @@ class _Lowering:
                 self._commit_window(each, decision if guard is not None else None)
         if dense:
             operands = (Table(tuple(dense)), decision if guard is not None else None)
-            self._add("commit", Kernel(copies.commit(len(dense)), operands))
+            self._add("commit", Kernel(copies.commit(CUDA, len(dense), guard is not None), operands))
 
     def _commit_window(self, each: Copy, decision: Place | None) -> None:
         """A proposal that is a window of something."""
-        launch = copies.commit_window(each.type, ITEM_BYTES[each.type.dtype], each.source.strides, each.target.strides)
+        strides = each.source.strides, each.target.strides
+        launch = copies.commit_window(CUDA, each.type, *strides, decision is not None)
         self._add("commit", Kernel(launch, (_place(each.source), _place(each.target), decision)))
 
 

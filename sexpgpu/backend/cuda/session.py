@@ -23,9 +23,7 @@ from sexpgpu.backend.cuda.attention import Attention, Built, Cudnn
 from sexpgpu.backend.cuda.blas import Blas
 from sexpgpu.backend.cuda.cut import Cut, cut, rates_of
 from sexpgpu.backend.cuda.driver import Arguments, Driver, OutOfMemory
-from sexpgpu.backend.cuda.fusion import Group, print_group
 from sexpgpu.backend.cuda.gemm import Gemm
-from sexpgpu.backend.cuda.leaves import print_leaves
 from sexpgpu.backend.cuda.lowering import (
     DECISION_BYTES,
     HALT,
@@ -44,10 +42,12 @@ from sexpgpu.backend.cuda.lowering import (
 )
 from sexpgpu.backend.cuda.memory import HALT_BYTES, INBOX, TABLES, constant, regions, tables
 from sexpgpu.backend.cuda.nvrtc import Compiler
-from sexpgpu.backend.cuda.rows import Program, print_rows
+from sexpgpu.backend.kernels.cuda import print_group, print_leaves
 from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
+from sexpgpu.backend.kernels.fusion import Group
 from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.rows import Program, print_rows
 from sexpgpu.backend.pieces import SECOND_PASS, Piece, Profile, Rates
 from sexpgpu.backend.protocol import Call, Fault, Outputs
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
