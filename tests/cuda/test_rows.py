@@ -10,10 +10,10 @@ import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.cuda import rows
-from sexpgpu.backend.cuda.lowering import narrow_sum
 from sexpgpu.backend.cuda.rows import partial_bytes, print_rows, program_of
 from sexpgpu.backend.kernels.cuda import print_step, workspace_bytes
 from sexpgpu.backend.kernels.flags import flag_message, read_flag
+from sexpgpu.backend.kernels.lowering import narrow_sum
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import COMPOSITES, make

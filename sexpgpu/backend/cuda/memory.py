@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sexpgpu.backend.cuda.lowering import HALT, OUTBOX, WORKSPACE, Kernel, Lowered, Table
+from sexpgpu.backend.kernels.lowering import HALT, OUTBOX, WORKSPACE, Kernel, Lowered, Table
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Array, Context
 from sexpgpu.ir.program import SLOT

@@ -10,16 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sexpgpu.backend.cuda.attention import BACKWARD, FORWARD
-from sexpgpu.backend.cuda.lowering import (
-    Attend,
-    Fill,
-    Kernel,
-    Lowered,
-    Move,
-    Product,
-    is_library_call,
-)  # fmt: skip
+from sexpgpu.backend.cuda.lowering import Attend, Product, is_library_call
 from sexpgpu.backend.cuda.traffic import copied_bytes, fewest_bytes, moved_bytes
+from sexpgpu.backend.kernels.lowering import Fill, Kernel, Lowered, Move
 from sexpgpu.ir.graph import Node
 from sexpgpu.plan.memory import ProgramPlan
 

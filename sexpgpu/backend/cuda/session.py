@@ -25,27 +25,25 @@ from sexpgpu.backend.cuda.driver import Arguments, Driver, OutOfMemory
 from sexpgpu.backend.cuda.fusion import Group, print_group
 from sexpgpu.backend.cuda.gemm import Gemm
 from sexpgpu.backend.cuda.leaves import print_leaves
-from sexpgpu.backend.cuda.lowering import (
+from sexpgpu.backend.cuda.lowering import Attend, Product, lower
+from sexpgpu.backend.cuda.memory import HALT_BYTES, INBOX, TABLES, constant, regions, tables
+from sexpgpu.backend.cuda.nvrtc import Compiler
+from sexpgpu.backend.cuda.rows import Program, print_rows
+from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
+from sexpgpu.backend.kernels.launch import Launch
+from sexpgpu.backend.kernels.lowering import (
     DECISION_BYTES,
     HALT,
     OUTBOX,
     Action,
-    Attend,
     Fill,
     Kernel,
     Lowered,
     Move,
     Place,
     Printers,
-    Product,
     Table,
-    lower,
 )
-from sexpgpu.backend.cuda.memory import HALT_BYTES, INBOX, TABLES, constant, regions, tables
-from sexpgpu.backend.cuda.nvrtc import Compiler
-from sexpgpu.backend.cuda.rows import Program, print_rows
-from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
-from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.backend.protocol import Call, Fault, Outputs
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
@@ -77,6 +75,11 @@ class Toolbox:
     print_group: Callable[[Group], Launch] = print_group
     print_rows: Callable[[Program, Sequence[Argument], Sequence[Argument]], tuple[Launch, ...]] = print_rows
     print_leaves: Callable[[Node, bool], tuple[Launch, ...]] = print_leaves
+
+    @property
+    def item_bytes(self) -> Mapping[str, int]:
+        """Elements lie in the card's memory as in the host's."""
+        return ITEM_BYTES
 
     def attend(self, attention: Attention) -> int | None:
         """The workspace that cuDNN takes for a graph; None: it refuses it."""
@@ -308,6 +311,7 @@ class CudaSession:
                 built = cudnn.build(attention)
                 assert isinstance(built, Built), built
                 return [partial(cudnn.enqueue, built, [at(place) for place in places], at(library))]
+        raise AssertionError(action)
 
     def _product(self, product: Product, at: Callable[[Place | None], int]) -> list[Enqueue]:
         prepared = self._tools.blas.prepare(product.gemm, product.alignment_bytes)
