@@ -43,7 +43,7 @@ ABSENT = {
 
 
 def a_machine_without_a_card(patch: pytest.MonkeyPatch) -> None:
-    kind = registry._Kind(registry._open_cuda, probe=lambda: "no NVIDIA driver is installed")
+    kind = registry._Kind(registry._open_cuda, lambda: "no NVIDIA driver is installed")
     patch.setitem(registry._KINDS, "cuda", kind)
 
 

@@ -101,7 +101,7 @@ def _as_placed(node: Node) -> Step:
 
 def lower(plan: PhasePlan, tools: Tools) -> Lowered:
     """The actions of a phase, its results gathered in the outbox, its commits decided and made."""
-    feeds, inbox_bytes = inbox_of(plan, ITEM_BYTES)
+    feeds, inbox_bytes = inbox_of(plan, tools.printers.dialect)
     return _Lowering(plan, tools, feeds, inbox_bytes).lower()
 
 

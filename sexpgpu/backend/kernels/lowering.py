@@ -8,18 +8,19 @@ Flow: a device's `lowering` builds on this; its `session` binds actions to memor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Protocol
 
-from sexpgpu.backend.cuda import copies, leaves
-from sexpgpu.backend.cuda.fusion import Group, group_of
-from sexpgpu.backend.cuda.rows import Program, partial_bytes, program_of
+from sexpgpu.backend.kernels import copies, leaves
+from sexpgpu.backend.kernels.dialects import Dialect
 from sexpgpu.backend.kernels.flags import FLAG_BYTES
+from sexpgpu.backend.kernels.fusion import Group, group_of
 from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.backend.kernels.launch import Operand as Role
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.rows import Program, program_of, workspace_bytes
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
@@ -32,6 +33,8 @@ from sexpgpu.plan.phase import Copy, PhasePlan, Step
 from sexpgpu.plan.regions import LEAVES, MAPS, PRODUCT, ROWS, SUM
 
 WORKSPACE, OUTBOX, HALT = "workspace", "outbox", "halt"
+BASE = "base:"
+"""Begins the name of a whole buffer of the device, which tables tell of by its number."""
 SLACK = 2
 """Workspaces are aligned more widely here than their printers count."""
 DECISION_BYTES = 64
@@ -39,7 +42,12 @@ DECISION_BYTES = 64
 
 
 class Printers(Protocol):
-    """`backend.kernels.cuda`, or what stands in for it in a test."""
+    """`printer.Printer`, or what stands in for it in a test."""
+
+    @property
+    def dialect(self) -> Dialect:
+        """What it prints."""
+        ...
 
     def print_step(self, step: Step) -> tuple[Launch, ...]:
         """The kernels of a step."""
@@ -47,6 +55,20 @@ class Printers(Protocol):
 
     def print_copy(self, copy: Copy) -> tuple[Launch, ...]:
         """The kernels of a copy: operand `input` 0 to `output` 0."""
+        ...
+
+    def print_group(self, group: Group) -> Launch:
+        """The kernel of a region of elementwise work."""
+        ...
+
+    def print_rows(
+        self, program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]
+    ) -> tuple[Launch, ...]:
+        """The kernels of a row program."""
+        ...
+
+    def print_leaves(self, node: Node, packs: bool, num_buffers: int = 1) -> tuple[Launch, ...]:
+        """The kernels of leaves. packs: whether they begin at multiples of 16 bytes. num_buffers: that tables tell of."""
         ...
 
     def workspace_bytes(self, step: Step) -> tuple[int, ...]:
@@ -76,7 +98,8 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Table:
-    """Numbers of 64 bits in the card's memory, written when the plan is opened: addresses of places, and counts."""
+    """Numbers of 64 bits in the device's memory, written when the plan is opened: places as `tables` has them, and
+    counts."""
 
     rows: tuple[tuple[Place | int, ...], ...]
 
@@ -112,31 +135,16 @@ class Fill(Action):
 
 
 class Tools(Protocol):
-    """What a phase is lowered with; what a session works with is one."""
+    """What a phase is lowered with."""
 
     @property
     def printers(self) -> Printers:
-        """Kernels of steps and copies."""
+        """Kernels of all kinds of work."""
         ...
 
     @property
-    def print_group(self) -> Callable[[Group], Launch]:
-        """The kernel of a region of elementwise work."""
-        ...
-
-    @property
-    def print_rows(self) -> Callable[[Program, Sequence[Argument], Sequence[Argument]], tuple[Launch, ...]]:
-        """The kernels of a row program."""
-        ...
-
-    @property
-    def print_leaves(self) -> Callable[[Node, bool], tuple[Launch, ...]]:
-        """The kernels of leaves; whether they begin at multiples of 16 bytes."""
-        ...
-
-    @property
-    def item_bytes(self) -> Mapping[str, int]:
-        """Bytes of an element in memory, by IR dtype."""
+    def num_buffers(self) -> int:
+        """How many buffers of the device tables may tell of, where addresses are no numbers."""
         ...
 
 
@@ -171,6 +179,11 @@ class Lowered:
     apply: Lowered | None = None
 
     @property
+    def passes(self) -> tuple[Lowered, ...]:
+        """This, and what runs where the decision holds."""
+        return (self,) if self.apply is None else (self, self.apply)
+
+    @property
     def may_fault(self) -> bool:
         """Whether a call can report a fault."""
         return bool(self.flags)
@@ -181,9 +194,9 @@ def partial_workspace(node: Node, printers: Printers) -> int:
     kind = kind_of(node)
     program = program_of(node.bodies[0]) if kind == ROWS else None
     if program is not None:
-        return sum(partial_bytes(program))
+        return sum(workspace_bytes(printers.dialect, program))
     if kind == LEAVES:
-        return sum(leaves.partial_bytes(node))
+        return sum(leaves.partial_bytes(printers.dialect, node))
     return 0 if kind == MAPS else SLACK * aligned(printers.workspace_bound(leader(node)))
 
 
@@ -202,12 +215,12 @@ def leader(node: Node) -> Node:
     return found
 
 
-def inbox_of(plan: PhasePlan, item_bytes: Mapping[str, int]) -> tuple[dict[str, tuple[TensorType, int]], int]:
+def inbox_of(plan: PhasePlan, dialect: Dialect) -> tuple[dict[str, tuple[TensorType, int]], int]:
     """Where each argument of a phase lies in the inbox, and how long that is."""
     feeds, offset = {}, 0
     for name, type in plan.phase.feeds.items():
         feeds[name] = (type, offset)
-        offset += aligned(type.size * item_bytes[type.dtype])
+        offset += aligned(type.size * dialect.item_bytes(type.dtype))
     return feeds, offset
 
 
@@ -236,6 +249,14 @@ class Operand:
     def layout(self) -> Layout:
         """The layout that this is."""
         return Layout(self.place.buffer, self.place.offset_bytes, self.strides)
+
+
+@dataclass(frozen=True, slots=True)
+class Printing:
+    """Tools of a device without libraries."""
+
+    printers: Printers
+    num_buffers: int = 1
 
 
 @dataclass
@@ -306,7 +327,7 @@ class Lowering:
         elif kind == MAPS:
             group = group_of(step)
             places = tuple([place_of(layout) for layout in group.places])
-            self.add("maps", Kernel(self.tools.print_group(group), places))
+            self.add("maps", Kernel(self.tools.printers.print_group(group), places))
         elif kind == LEAVES:
             self._leaves(step, workspace)
         elif kind == SUM:
@@ -326,26 +347,36 @@ class Lowering:
         for kernel in self._kernels(step, workspace):
             self.add(kind or OPS[step.node.op].work.value, kernel)
 
+    def _bases(self) -> dict[Role, Place | Table | None]:
+        """The operands that say where the buffers of a table begin."""
+        return {("base", i): Place(f"{BASE}{i}") for i in range(self.tools.num_buffers)}
+
+    def _launch(self, kind: str, launch: Launch, known: Mapping[Role, Place | Table | None]) -> None:
+        self.add(kind, Kernel(launch, tuple([known[operand] for operand in launch.operands])))
+
     def _leaves(self, step: Step, workspace: Workspace) -> None:
         """Elementwise work on many tensors; they are told of in a table."""
+        dialect = self.tools.printers.dialect
         rows: list[tuple[Place | int, ...]] = []
-        starts = leaves.first_blocks(step.node)
+        starts = leaves.first_blocks(dialect, step.node)
         for number, (body, read, made) in enumerate(shares(step.node)):
             places = [place_of(layout) for layout in (*step.inputs[read], *step.outputs[made])]
             rows.append((starts[number], leaves.num_elements(body), *places))
         values = zip((*step.node.inputs, *step.node.outputs), (*step.inputs, *step.outputs), strict=True)
         packs = all(self.offset(place_of(layout)) % 16 == 0 for value, layout in values if value.rank)
-        known: dict[Role, Place | Table] = {("input", 0): Table(tuple(rows))}
-        for r, num_bytes in enumerate(leaves.partial_bytes(step.node)):
+        known = {**self._bases(), ("input", 0): Table(tuple(rows))}
+        for r, num_bytes in enumerate(leaves.partial_bytes(dialect, step.node)):
             known["workspace", r] = workspace.take(num_bytes)
-        for launch in self.tools.print_leaves(step.node, packs):
-            self.add("leaves", Kernel(launch, tuple([known[operand] for operand in launch.operands])))
+        for launch in self.tools.printers.print_leaves(step.node, packs, self.tools.num_buffers):
+            self._launch("leaves", launch, known)
 
     def _join(self, step: Step) -> None:
         """Single elements side by side."""
         places = [(place_of(layout),) for layout in step.inputs]
-        launch = copies.join(len(places), self.tools.item_bytes[step.node.types[0].dtype])
-        self.add("move", Kernel(launch, (Table(tuple(places)), place_of(step.outputs[0]))))
+        dtype = step.node.types[0].dtype
+        launch = copies.join(self.tools.printers.dialect, len(places), dtype, self.tools.num_buffers)
+        known = {**self._bases(), ("input", 0): Table(tuple(places)), ("output", 0): place_of(step.outputs[0])}
+        self._launch("move", launch, known)
 
     def _sum(self, step: Step, workspace: Workspace) -> None:
         """A sum of what is widened reads bf16 as it lies; its workspaces are those of the sum of f32."""
@@ -368,12 +399,13 @@ class Lowering:
     # Row programs.
 
     def _rows(self, step: Step, program: Program, workspace: Workspace) -> None:
-        places = [workspace.take(num_bytes) for num_bytes in partial_bytes(program)]
+        dialect = self.tools.printers.dialect
+        places = [workspace.take(num_bytes) for num_bytes in workspace_bytes(dialect, program)]
         inputs = zip(step.node.inputs, step.inputs, strict=True)
         outputs = zip(step.node.types, step.outputs, strict=True)
-        taken = [Argument(("input", i), value.type, layout) for i, (value, layout) in enumerate(inputs)]
-        made = [Argument(("output", i), type, layout) for i, (type, layout) in enumerate(outputs)]
-        launches = self.tools.print_rows(program, taken, made)
+        taken = [Argument(dialect, ("input", i), value.type, layout) for i, (value, layout) in enumerate(inputs)]
+        made = [Argument(dialect, ("output", i), type, layout) for i, (type, layout) in enumerate(outputs)]
+        launches = self.tools.printers.print_rows(program, taken, made)
         known: dict[Role, Place] = {x.operand: place_of(x.layout) for x in (*taken, *made)}
         known |= {("workspace", i): place for i, place in enumerate(places)}
         if program.picks:
@@ -390,7 +422,7 @@ class Lowering:
 
     def num_bytes(self, type: TensorType) -> int:
         """Of a tensor in memory."""
-        return type.size * self.tools.item_bytes[type.dtype]
+        return type.size * self.tools.printers.dialect.item_bytes(type.dtype)
 
     def offset(self, place: Place) -> int:
         """From where its buffer begins."""
@@ -418,9 +450,13 @@ class Lowering:
             return
         source, target = operand_of(each.type, each.source), operand_of(each.type, each.target)
         if is_contiguous(each.type.shape, source.strides) and is_contiguous(each.type.shape, target.strides):
-            self.add(kind, Move(source.place, target.place, self.num_bytes(each.type)))
+            self.move(kind, source, target)
         else:
             self.convert(kind, source, target)
+
+    def move(self, kind: str, source: Operand, target: Operand) -> None:
+        """A copy of a dense range."""
+        self.add(kind, Move(source.place, target.place, self.num_bytes(source.type)))
 
     def _gather(self) -> tuple[dict[str, Result], int]:
         offset = DECISION_BYTES + aligned(len(self.flags) * FLAG_BYTES) * bool(self.flags)
@@ -433,13 +469,20 @@ class Lowering:
 
     def _finish(self, results: Mapping[str, Result]) -> None:
         """The decision, and the commits that hang on it."""
-        guard = self.plan.phase.guard
-        decision = None
+        guard, dialect = self.plan.phase.guard, self.tools.printers.dialect
+        decision: Place | None = None
         if guard is not None or self.flags:
             held = Place(OUTBOX, results[guard].offset_bytes) if guard is not None else None
             decision = Place(OUTBOX, 0)
-            told = (held, Place(OUTBOX, DECISION_BYTES), decision, Place(HALT))
-            self.add("decide", Kernel(copies.decide(len(self.flags)), told))
+            told: dict[Role, Place | None] = {
+                ("input", 0): held,
+                ("input", 1): Place(OUTBOX, DECISION_BYTES),
+                ("output", 0): decision,
+                ("output", 1): Place(HALT),
+            }
+            self._launch("decide", copies.decide(dialect, len(self.flags), guard is not None), told)
+        # Unguarded commits are made whatever was met.
+        decision = decision if guard is not None else None
         dense: list[tuple[Place, Place, int]] = []
         for each in self.plan.commits:
             source = place_of(each.source)
@@ -448,16 +491,18 @@ class Lowering:
             if is_contiguous(each.type.shape, each.source.strides) and source.offset_bytes % 16 == 0:
                 dense.append((source, place_of(each.target), self.num_bytes(each.type)))
             else:
-                self._commit_window(each, decision if guard is not None else None)
+                self._commit_window(each, decision)
         if dense:
-            operands = (Table(tuple(dense)), decision if guard is not None else None)
-            self.add("commit", Kernel(copies.commit(len(dense)), operands))
+            launch = copies.commit(dialect, len(dense), decision is not None, self.tools.num_buffers)
+            known = {**self._bases(), ("input", 0): Table(tuple(dense)), ("input", 1): decision}
+            self._launch("commit", launch, known)
 
     def _commit_window(self, each: Copy, decision: Place | None) -> None:
         """A proposal that is a window of something."""
-        item_bytes = self.tools.item_bytes[each.type.dtype]
-        launch = copies.commit_window(each.type, item_bytes, each.source.strides, each.target.strides)
-        self.add("commit", Kernel(launch, (place_of(each.source), place_of(each.target), decision)))
+        strides = each.source.strides, each.target.strides
+        launch = copies.commit_window(self.tools.printers.dialect, each.type, *strides, decision is not None)
+        places = {("input", 0): place_of(each.source), ("output", 0): place_of(each.target), ("input", 1): decision}
+        self._launch("commit", launch, places)
 
 
 def _label(node: Node) -> str:

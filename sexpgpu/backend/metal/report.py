@@ -1,0 +1,23 @@
+"""The lowering report: what the device makes of each phase, counted, and which patterns were taken or missed.
+
+Flow: `device.lowering` makes it for `sexpgpu lower`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from sexpgpu.backend.kernels.lowering import Lowered
+from sexpgpu.backend.kernels.report import counted, patterns, row
+from sexpgpu.ir.graph import Node
+from sexpgpu.plan.memory import ProgramPlan
+
+
+def report_lines(plan: ProgramPlan, phases: Sequence[Lowered], missed: Callable[[Node], str | None]) -> list[str]:
+    """One row per phase, then the patterns. missed: why a composite runs by its body; None where it does not."""
+    lines = []
+    for phase in phases:
+        lines.append(row(phase.name, counted(phase, {})))
+        if phase.apply is not None:
+            lines.append(row("  then, if it holds", counted(phase.apply, {})))
+    return [*lines, *patterns(plan.program, missed, lambda name: "row program")]
