@@ -68,7 +68,7 @@ class Printers(Protocol):
         ...
 
     def print_leaves(self, node: Node, packs: bool, num_buffers: int = 1) -> tuple[Launch, ...]:
-        """The kernels of leaves. packs: whether they begin at multiples of 16 bytes. num_buffers: that tables tell of."""
+        """The kernels of leaves. packs: whether all begin at multiples of 16 bytes. num_buffers: see `Tools`."""
         ...
 
     def workspace_bytes(self, step: Step) -> tuple[int, ...]:

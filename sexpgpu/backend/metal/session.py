@@ -27,6 +27,7 @@ from sexpgpu.backend.kernels.lowering import (
     Kernel,
     Lowered,
     Place,
+    Printers,
     Printing,
     Table,
 )
