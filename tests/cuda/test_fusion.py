@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda.fusion import group_of, print_group
-from sexpgpu.backend.kernels.cuda import NVRTC_OPTIONS, module_source
+from sexpgpu.backend.kernels.cuda import NVRTC_OPTIONS, module_source, print_group
+from sexpgpu.backend.kernels.fusion import group_of
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Value

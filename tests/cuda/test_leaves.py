@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda import copies, leaves
-from sexpgpu.backend.kernels.cuda import NVRTC_OPTIONS, module_source
+from sexpgpu.backend.kernels import copies, leaves
+from sexpgpu.backend.kernels.cuda import CUDA, NVRTC_OPTIONS, module_source
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Graph, Node
@@ -48,7 +48,7 @@ def run(node: Node, folder: Path, backwards: bool, packs: bool, first_bytes: int
         x.array[...] = rng.normal(size=x.array.shape).astype(x.array.dtype)
     if bad is not None:
         inputs[3 * bad].array.reshape(-1)[-1] = np.nan
-    starts = leaves.first_blocks(node)
+    starts = leaves.first_blocks(CUDA, node)
     table: list[int] = []
     wanted = []
     for first, (body, read, made) in zip(starts, shares(node), strict=False):
@@ -56,10 +56,10 @@ def run(node: Node, folder: Path, backwards: bool, packs: bool, first_bytes: int
         table += [x.pointer for x in (*inputs[read], *outputs[made])]
         wanted += list(evaluate(body, {f"x{i}": x.array.copy() for i, x in enumerate(inputs[read])}).values())
     numbers = np.array(table, np.uint64)
-    partials = [np.full(n + 64, 0xA5, np.uint8) for n in leaves.partial_bytes(node)]
+    partials = [np.full(n + 64, 0xA5, np.uint8) for n in leaves.partial_bytes(CUDA, node)]
     known = {("input", 0): numbers.ctypes.data}
     known |= {("workspace", r): x.ctypes.data + -x.ctypes.data % 16 for r, x in enumerate(partials)}
-    launches = leaves.print_leaves(node, packs)
+    launches = leaves.print_leaves(CUDA, node, packs)
     around = [x.others() for x in outputs]
     unit = Unit(launches, folder)
     for launch in launches:
@@ -93,7 +93,7 @@ def test_single_elements_are_joined(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=300).astype(NUMPY_DTYPES["bf16"])
     table = np.array([values[i : i + 1].ctypes.data for i in range(300)], np.uint64)
     target = Placed(TensorType("bf16", (300,)), (1,))
-    launch = copies.join(300, 2)
+    launch = copies.join(CUDA, 300, "bf16")
     Unit([launch], tmp_path).run(launch, [table.ctypes.data, target.pointer], False)
     assert target.array.tobytes() == values.tobytes()
 
@@ -101,7 +101,7 @@ def test_single_elements_are_joined(tmp_path: Path) -> None:
 @pytest.mark.parametrize("packs", [True, False])
 def test_texts_compile(packs: bool) -> None:
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
-    launches = [*leaves.print_leaves(node_of(SHAPES), packs), copies.join(5, 1)]
+    launches = [*leaves.print_leaves(CUDA, node_of(SHAPES), packs), copies.join(CUDA, 5, "bool")]
     _, program = nvrtc.nvrtcCreateProgram(module_source(launches).encode(), b"unit.cu", 0, [], [])
     options = [option.encode() for option in (*NVRTC_OPTIONS, "--gpu-architecture=sm_80")]
     (status,) = nvrtc.nvrtcCompileProgram(program, len(options), options)

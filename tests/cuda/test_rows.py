@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda import rows
-from sexpgpu.backend.cuda.rows import partial_bytes, print_rows, program_of
-from sexpgpu.backend.kernels.cuda import print_step, workspace_bytes
+from sexpgpu.backend.kernels import rows
+from sexpgpu.backend.kernels.cuda import CUDA, print_step, workspace_bytes
 from sexpgpu.backend.kernels.flags import flag_message, read_flag
 from sexpgpu.backend.kernels.lowering import narrow_sum
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.rows import print_rows, program_of
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import COMPOSITES, make
 from sexpgpu.ir.graph import Node
@@ -75,10 +75,11 @@ def run(
     types = [t.with_dtype("bf16") if narrow and i == 0 else t for i, t in enumerate(node.types)]
     outputs = [Placed(type, contiguous(type.shape)) for type in types]
     around = [placed.others() for placed in outputs]
-    reads = [Argument(("input", i), v.type, p.layout) for i, (v, p) in enumerate(zip(node.inputs, inputs, strict=True))]
-    writes = [Argument(("output", i), t, p.layout) for i, (t, p) in enumerate(zip(types, outputs, strict=True))]
+    given = enumerate(zip(node.inputs, inputs, strict=True))
+    reads = [Argument(CUDA, ("input", i), v.type, p.layout) for i, (v, p) in given]
+    writes = [Argument(CUDA, ("output", i), t, p.layout) for i, (t, p) in enumerate(zip(types, outputs, strict=True))]
     launches = print_rows(program, reads, writes)
-    partials = [np.full(n + 16, 0xFF, np.uint8) for n in partial_bytes(program)]
+    partials = [np.full(n + 16, 0xFF, np.uint8) for n in rows.workspace_bytes(CUDA, program)]
     places = [x.ctypes.data + -x.ctypes.data % 16 for x in partials]
     flag = np.zeros(8, np.uint32)
     at_flag = flag.ctypes.data + -flag.ctypes.data % 16

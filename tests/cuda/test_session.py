@@ -10,7 +10,7 @@ import pytest
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.cuda.device import CudaDevice
 from sexpgpu.backend.cuda.session import RING
-from sexpgpu.backend.kernels.cuda import supported
+from sexpgpu.backend.kernels.printer import supported
 from sexpgpu.backend.protocol import Budget, Call
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.builder import Builder

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from sexpgpu.backend.kernels.cuda import FLAG_BYTES, module_source, print_step, workspace_bytes
+from sexpgpu.backend.kernels.cuda import module_source, print_step, workspace_bytes
+from sexpgpu.backend.kernels.flags import FLAG_BYTES
 from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType

@@ -13,11 +13,11 @@ from sexpgpu.backend.kernels.cuda import (
     module_source,
     print_copy,
     print_step,
-    supported,
     workspace_bound,
     workspace_bytes,
 )
 from sexpgpu.backend.kernels.launch import Launch
+from sexpgpu.backend.kernels.printer import supported
 from sexpgpu.ir.opdef import OPS, Sample
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.memory import MemoryProfile, plan_memory

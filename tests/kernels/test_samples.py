@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.kernels import cuda, nest
-from sexpgpu.backend.kernels.cuda import flag_message, print_step, read_flag, supported
+from sexpgpu.backend.kernels import nest, printer
+from sexpgpu.backend.kernels.cuda import print_step
+from sexpgpu.backend.kernels.flags import flag_message, read_flag
+from sexpgpu.backend.kernels.printer import supported
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Array, Context, Sample, Work
@@ -168,13 +170,13 @@ WIDE = (
 def test_indices_of_64_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of tensors with more than 2^31 elements, on small ones."""
     monkeypatch.setattr(nest, "LIMIT", 1)
-    cuda._print.cache_clear()
+    printer._print.cache_clear()
     samples = [*OPS[name].samples, *LARGER.get(name, ())][::2]
     cases = [case(name, sample, layout, 1) for sample in samples for layout in ("contiguous", "reversed")]
     try:
         run(cases, tmp_path)
     finally:
-        cuda._print.cache_clear()
+        printer._print.cache_clear()
 
 
 def test_every_view_is_covered() -> None:

@@ -1,5 +1,6 @@
 // The lane engine as kernels see it: who a lane is, and the one primitive of every collective: deposit, wait, read.
 #pragma once
+#pragma GCC system_header
 
 namespace lanes {
 enum { WIDTH = 32, MAX_LANES = 1024, SLOT_BYTES = 64, MAX_ARGUMENTS = 64 };

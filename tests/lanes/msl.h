@@ -3,6 +3,7 @@
 // No header is included, so that names of C and C++ libraries fail as they do in Metal. LANES_STRICT (clang) makes
 // address spaces part of the types. Spaces below 256 are ordinary memory, so the same text can run.
 #pragma once
+#pragma GCC system_header
 #include "engine.h"
 
 typedef unsigned char uchar;

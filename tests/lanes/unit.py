@@ -115,22 +115,22 @@ def _engine() -> Any:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     library = folder / "liblanes.so"
     sources = [str(HERE / name) for name in ("engine.cpp", "checker.cpp")]
-    _compile(["g++", "-O2", "-std=c++17", "-shared", "-fPIC", "-o", str(library), *sources])
+    run_compiler(["g++", "-O2", "-std=c++17", "-shared", "-fPIC", "-o", str(library), *sources])
     engine = ctypes.CDLL(str(library))
     engine.lanes_run.argtypes = [ctypes.POINTER(_Request), ctypes.POINTER(ctypes.POINTER(_Found))]
     engine.folder = folder
     return engine
 
 
-def _compile(command: Sequence[str], text: str | None = None) -> None:
+def run_compiler(command: Sequence[str], text: str | None = None) -> None:
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if done.returncode:
         errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines()
         raise Refused("\n".join(errors[:20]))
 
 
-def unit_text(text: str, dialect: Dialect, kernels: Sequence[Kernel]) -> str:
-    """The text with its shared arrays in the arena, and a call for each kernel; lines stay where they are."""
+def kernels_text(text: str, dialect: Dialect, kernels: Sequence[Kernel]) -> str:
+    """The text with the prelude before it and its shared arrays in the arena; lines stay where they are."""
     edits: dict[int, tuple[int, str]] = {}
     for kernel in kernels:
         if not kernel.arrays:
@@ -153,13 +153,11 @@ def unit_text(text: str, dialect: Dialect, kernels: Sequence[Kernel]) -> str:
         parts += [text[place:start], new]
         place = stop
     parts.append(text[place:])
-    calls = "\n".join(_call(kernel, dialect) for kernel in kernels)
     header = f'#include "{HERE / dialect}.h"\n#line 1 "kernels"\n'
-    return f'{header}{"".join(parts)}\n#line 1 "calls"\n{CALLS}{calls}\n'
+    return f"{header}{''.join(parts)}\n"
 
 
-CALLS = """
-#undef thread
+CALLS = """#line 1 "calls"
 inline lanes::Three lanes_position_in_grid() {
   const lanes::Three &group = lanes_state.group, &size = lanes_state.group_size, &own = lanes_state.current->in_group;
   return {group.x * size.x + own.x, group.y * size.y + own.y, group.z * size.z + own.z};
@@ -177,7 +175,7 @@ def _placed(kernel: str, name: str) -> str:
     )
 
 
-def _call(kernel: Kernel, dialect: Dialect) -> str:
+def _call(kernel: Kernel) -> str:
     given = []
     for p in kernel.parameters:
         address = f"lanes_state.arguments[{p.number}]"
@@ -218,7 +216,8 @@ class Unit:
         self.kernels = {kernel.name: kernel for kernel in found}
         if len(self.kernels) < len(found):
             raise Refused("two kernels have one name")
-        self._source = unit_text(text, dialect, found)
+        calls = "\n".join(_call(kernel) for kernel in found)
+        self._source = f"{kernels_text(text, dialect, found)}{CALLS}{calls}\n"
 
     @cached_property
     def plain(self) -> _Library:
@@ -292,10 +291,10 @@ class _Library:
         folder = Path(tempfile.mkdtemp(dir=_engine().folder))
         self.path = folder / "unit.so"
         standard = f"-std={STANDARD[dialect]}"
-        _compile(["g++", "-x", "c++", *COMMON, standard, *flags, "-c", "-o", str(folder / "unit.o"), "-"], source)
+        run_compiler(["g++", "-x", "c++", *COMMON, standard, *flags, "-c", "-o", str(folder / "unit.o"), "-"], source)
         # Without the flags, so that no runtime of a sanitizer comes along.
         link = ["-L", str(folder.parent), "-llanes", f"-Wl,-rpath,{folder.parent}", "-lm"]
-        _compile(["g++", "-shared", "-o", str(self.path), str(folder / "unit.o"), *link])
+        run_compiler(["g++", "-shared", "-o", str(self.path), str(folder / "unit.o"), *link])
         self.symbols = ctypes.CDLL(str(self.path))
         begin, end = ctypes.c_void_p(), ctypes.c_void_p()
         self.symbols.lanes_module(ctypes.byref(begin), ctypes.byref(end))

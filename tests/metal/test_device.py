@@ -131,7 +131,7 @@ def test_storage_is_what_the_plan_counts() -> None:
 def test_memory_is_admitted_from_the_plan() -> None:
     card, _ = mac(working_set=1 << 20)
     assert card.free_bytes() == 1 << 20
-    assert refused(lambda: card.plan(one(TensorType("f32", (1 << 18,))), Budget())).code == "E-MEM-001"
+    assert refused(lambda: card.plan(one(TensorType("f32", (1 << 19,))), Budget())).code == "E-MEM-001"
     card.plan(one(TensorType("f32", (1 << 16,))), Budget())
     assert refused(lambda: card.plan(one(TensorType("f32", (1 << 16,))), Budget(1 << 16))).code == "E-MEM-001"
 

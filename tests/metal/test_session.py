@@ -272,7 +272,8 @@ def test_slots_of_more_than_one_buffer() -> None:
     b = Builder()
     rate = b.input("feed:rate", TensorType("f32", ()))
     given = [b.input(f"slot:w{i}", type) for i in range(5)]
-    outputs = [(f"slot:w{i}", b.op("mul", x, b.op("broadcast", rate, shape=type.shape, axes=()))) for i, x in enumerate(given)]
+    wide = b.op("broadcast", rate, shape=type.shape, axes=())
+    outputs = [(f"slot:w{i}", b.op("mul", x, wide)) for i, x in enumerate(given)]
     fine = b.op("lt", rate, b.constant(3.0, rate.type))
     phase = Phase("p", b.graph("p", [*outputs, ("result:ok", fine)]), "ok")
     card, _ = mac(max_buffer=2 * PAGE_BYTES)

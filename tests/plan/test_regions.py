@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda import rows
 from sexpgpu.backend.cuda.attention import is_attention, rounded_edges
-from sexpgpu.backend.cuda.rows import program_of
+from sexpgpu.backend.kernels import rows
+from sexpgpu.backend.kernels.rows import program_of
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import make
 from sexpgpu.ir.evaluate import evaluate

@@ -27,9 +27,9 @@ from sexpgpu.backend.cuda.driver import Driver, DriverError
 from sexpgpu.backend.cuda.lowering import lower, node_workspace
 from sexpgpu.backend.cuda.nvrtc import Compiler, default_cache
 from sexpgpu.backend.cuda.report import Report, report_lines
-from sexpgpu.backend.cuda.rows import program_of
 from sexpgpu.backend.cuda.session import CudaSession, Toolbox
-from sexpgpu.backend.kernels import cuda as printers
+from sexpgpu.backend.kernels.cuda import PRINTER
+from sexpgpu.backend.kernels.rows import program_of
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.backend.trips import write_out
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
@@ -192,7 +192,7 @@ def _open(bindings: Any) -> CudaDevice:
     cudnn, without = _open_cudnn()
     major, minor = driver.capability()
     compiler = Compiler(f"sm_{major}{minor}", default_cache(), nvrtc)
-    return CudaDevice(Toolbox(driver, compiler, printers, blas, cudnn), without)
+    return CudaDevice(Toolbox(driver, compiler, PRINTER, blas, cudnn), without)
 
 
 def check_driver(bindings: Any = None) -> Driver:

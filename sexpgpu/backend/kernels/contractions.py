@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from sexpgpu.backend.kernels.dialects import CUDA
 from sexpgpu.backend.kernels.launch import BLOCK, Launch, kernel
 from sexpgpu.backend.kernels.nest import collapse, is_wide, offset, split, unsigned
 from sexpgpu.backend.kernels.operands import Argument
@@ -43,9 +42,9 @@ class _Group:
         return prod(self.shape)
 
 
-def _sum_types(dtype: str) -> tuple[str, str]:
+def _sum_types(out: Argument) -> tuple[str, str]:
     """Type of a running sum (integers wrap) and of the result."""
-    return CUDA.unsigned[dtype], CUDA.registers[dtype]
+    return out.dialect.unsigned[out.dtype], out.register
 
 
 def print_product(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple[Launch, ...]:
@@ -74,7 +73,7 @@ def print_product(node: Node, inputs: Sequence[Argument], out: Argument) -> tupl
         text, grid = _narrow(x, y, out, batch, rows, columns, summed, wide)
     else:
         text, grid = _tiled(x, y, out, batch, rows, columns, summed, wide)
-    return (kernel("product", pointers, text, grid),)
+    return (kernel(out.dialect, "product", pointers, text, grid),)
 
 
 def _narrow(
@@ -82,8 +81,8 @@ def _narrow(
     batch: _Group, rows: _Group, columns: _Group, summed: _Group, wide: bool,
 ) -> tuple[str, tuple[int, int, int]]:  # fmt: skip
     """One thread a result, or one warp where sums are long and the results few."""
-    number = unsigned(wide)
-    total, result = _sum_types(out.dtype)
+    d, number = out.dialect, unsigned(wide)
+    total, result = _sum_types(out)
     every = [batch, rows, columns]
     shape = [size for g in every for size in g.shape]
     lines, names = split("result", shape, "c", wide)
@@ -98,7 +97,7 @@ def _narrow(
     if threads > 1:
         fold = "for (int mask = 16; mask > 0; mask /= 2) sum = sum + shuffle_xor(sum, mask);\nif (lane != 0) return;"
     where = offset(names, tuple(s for g in every for s in g.out), wide)
-    text = f"""const {number} t = ({number})blockIdx.x * {BLOCK}u + threadIdx.x;
+    text = f"""const {number} t = ({number}){d.block}.x * {BLOCK}u + {d.thread}.x;
 const {number} result = t / {threads}u, lane = t % {threads}u;
 if (result >= {out.size}u) return;
 {lines}
@@ -106,10 +105,10 @@ if (result >= {out.size}u) return;
 #pragma unroll 4
 for ({number} k = lane; k < {summed.size}u; k += {threads}u) {{
 {inner}
-sum = sum + ({total}){CUDA.load(x.dtype, f"x[{at('x')}]")} * ({total}){CUDA.load(y.dtype, f"y[{at('y')}]")};
+sum = sum + ({total}){x.load(f"x[{at('x')}]")} * ({total}){y.load(f"y[{at('y')}]")};
 }}
 {fold}
-z[{where}] = {CUDA.store(out.dtype, f"({result})sum")};"""
+z[{where}] = {out.store(f"({result})sum")};"""
     return text, (-(-out.size * threads // BLOCK), 1, 1)
 
 
@@ -117,11 +116,11 @@ def _tiled(
     x: Argument, y: Argument, out: Argument,
     batch: _Group, rows: _Group, columns: _Group, summed: _Group, wide: bool,
 ) -> tuple[str, tuple[int, int, int]]:  # fmt: skip
-    number = unsigned(wide)
-    total, result = _sum_types(out.dtype)
+    d, number = out.dialect, unsigned(wide)
+    total, result = _sum_types(out)
     down, across = -(-rows.size // TILE), -(-columns.size // TILE)
     tiles = down * across
-    first, places = split(f"(blockIdx.x / {tiles}u)", batch.shape, "b", wide)
+    first, places = split(f"({d.block}.x / {tiles}u)", batch.shape, "b", wide)
 
     def loading(name: str, argument: Argument, side: str, group: _Group, corner: str) -> str:
         """Statements that load a tile of one operand, threads side by side along its nearer axis."""
@@ -135,13 +134,13 @@ def _tiled(
         at = offset([*own, *sums], (*strides_own, *strides_sum), wide)
         return f"""#pragma unroll
 for (int s = 0; s < {TILE * DEPTH // BLOCK}; ++s) {{
-const u32 e = threadIdx.x + s * {BLOCK}u, d = {spread};
+const u32 e = {d.thread}.x + s * {BLOCK}u, d = {spread};
 const {number} deep = start + d, own = {corner} + o;
 {total} value = 0;
 if (deep < {summed.size}u && own < {group.size}u) {{
 {own_lines}
 {sum_lines}
-value = {CUDA.load(argument.dtype, f"{name}[{at}]")};
+value = {argument.load(f"{name}[{at}]")};
 }}
 tile_{name}[d][o] = value;
 }}"""
@@ -149,18 +148,18 @@ tile_{name}[d][o] = value;
     row_lines, row_names = split("row", rows.shape, "m", wide)
     column_lines, column_names = split("column", columns.shape, "n", wide)
     where = offset([*row_names, *column_names], (*rows.out, *columns.out), wide)
-    text = f"""__shared__ {total} tile_x[{DEPTH}][{TILE + 1}], tile_y[{DEPTH}][{TILE + 1}];
+    text = f"""{d.shared(total, f"tile_x[{DEPTH}][{TILE + 1}]", f"tile_y[{DEPTH}][{TILE + 1}]")}
 {first}
 x += {offset(places, batch.x, wide)};
 y += {offset(places, batch.y, wide)};
 z += {offset(places, batch.out, wide)};
-const {number} top = (blockIdx.x % {tiles}u / {across}u) * {TILE}u, left = (blockIdx.x % {across}u) * {TILE}u;
-const u32 v = threadIdx.x / {TILE // EACH}u * {EACH}u, h = threadIdx.x % {TILE // EACH}u * {EACH}u;
+const {number} top = ({d.block}.x % {tiles}u / {across}u) * {TILE}u, left = ({d.block}.x % {across}u) * {TILE}u;
+const u32 v = {d.thread}.x / {TILE // EACH}u * {EACH}u, h = {d.thread}.x % {TILE // EACH}u * {EACH}u;
 {total} sum[{EACH}][{EACH}] = {{}};
 for ({number} start = 0; start < {summed.size}u; start += {DEPTH}u) {{
 {loading("x", x, "x", rows, "top")}
 {loading("y", y, "y", columns, "left")}
-__syncthreads();
+{d.barrier()}
 #pragma unroll
 for (int d = 0; d < {DEPTH}; ++d) {{
 {total} a[{EACH}], b[{EACH}];
@@ -171,7 +170,7 @@ for (int p = 0; p < {EACH}; ++p)
 #pragma unroll
 for (int q = 0; q < {EACH}; ++q) sum[p][q] = sum[p][q] + a[p] * b[q];
 }}
-__syncthreads();
+{d.barrier()}
 }}
 #pragma unroll
 for (int p = 0; p < {EACH}; ++p)
@@ -181,7 +180,7 @@ const {number} row = top + v + p, column = left + h + q;
 if (row < {rows.size}u && column < {columns.size}u) {{
 {row_lines}
 {column_lines}
-z[{where}] = {CUDA.store(out.dtype, f"({result})sum[p][q]")};
+z[{where}] = {out.store(f"({result})sum[p][q]")};
 }}
 }}"""
     return text, (batch.size * tiles, 1, 1)
@@ -192,11 +191,12 @@ def print_conv(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple[L
     if out.size == 0:
         return ()
     x, taps = inputs
+    d = out.dialect
     groups = attr_int(node.attrs, "groups")
     width, per_group = x.shape[-1] // groups, taps.shape[-1] // groups
     wide = is_wide(out.size, (x.shape, x.strides), (taps.shape, taps.strides), (out.shape, out.strides))
     number, signed = unsigned(wide), "i64" if wide else "int"
-    total, result = _sum_types(out.dtype)
+    total, result = _sum_types(out)
     lines, names = split("t", out.shape, "c", wide)
     if len(names) == 1:
         names = ["t"]
@@ -217,7 +217,7 @@ def print_conv(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple[L
     tap_names = [f"tap{axis}" for axis in range(len(sources))]
     at_x = offset([batch, *sources, "(group + w)"], x.strides, wide)
     at_k = offset([*tap_names, "w", channel], taps.strides, wide)
-    text = f"""const {number} t = ({number})blockIdx.x * {BLOCK}u + threadIdx.x;
+    text = f"""const {number} t = ({number}){d.block}.x * {BLOCK}u + {d.thread}.x;
 if (t >= {out.size}u) return;
 {lines}
 const {signed} group = ({signed})({channel} / {per_group}u) * {width};
@@ -225,8 +225,8 @@ const {signed} group = ({signed})({channel} / {per_group}u) * {width};
 {chr(10).join(opened)}
 #pragma unroll 4
 for ({signed} w = 0; w < {width}; ++w)
-sum = sum + ({total}){CUDA.load(x.dtype, f"x[{at_x}]")} * ({total}){CUDA.load(taps.dtype, f"kernel_[{at_k}]")};
+sum = sum + ({total}){x.load(f"x[{at_x}]")} * ({total}){taps.load(f"kernel_[{at_k}]")};
 {"}" * len(sources)}
-z[{offset(names, out.strides, wide)}] = {CUDA.store(out.dtype, f"({result})sum")};"""
+z[{offset(names, out.strides, wide)}] = {out.store(f"({result})sum")};"""
     pointers = [x.pointer("x"), taps.pointer("kernel_"), out.pointer("z")]
-    return (kernel("conv", pointers, text, (-(-out.size // BLOCK), 1, 1)),)
+    return (kernel(d, "conv", pointers, text, (-(-out.size // BLOCK), 1, 1)),)

@@ -501,8 +501,9 @@ class Lowering:
         """A proposal that is a window of something."""
         strides = each.source.strides, each.target.strides
         launch = copies.commit_window(self.tools.printers.dialect, each.type, *strides, decision is not None)
-        places = {("input", 0): place_of(each.source), ("output", 0): place_of(each.target), ("input", 1): decision}
-        self._launch("commit", launch, places)
+        known: dict[Role, Place | None] = {("input", 0): place_of(each.source), ("input", 1): decision}
+        known["output", 0] = place_of(each.target)
+        self._launch("commit", launch, known)
 
 
 def _label(node: Node) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from math import prod
 
-from sexpgpu.backend.kernels.dialects import CUDA
 from sexpgpu.backend.kernels.launch import Launch, kernel
 from sexpgpu.backend.kernels.nest import collapse, is_wide, offset, split, unsigned
 from sexpgpu.backend.kernels.operands import Argument
@@ -24,7 +23,8 @@ def print_scan(node: Node, x: Argument, out: Argument) -> tuple[Launch, ...]:
     if out.size == 0:
         return ()
     axis = attr_int(node.attrs, "axis")
-    fold = CUDA.fold(node.op, x.dtype)
+    d = out.dialect
+    fold = d.fold(node.op, x.dtype)
     others = [a for a in range(len(x.shape)) if a != axis]
     strides = [tuple(s[a] for a in others) for s in (x.strides, out.strides)]
     shape, (x_rows, y_rows) = collapse([x.shape[a] for a in others], strides)
@@ -36,20 +36,19 @@ def print_scan(node: Node, x: Argument, out: Argument) -> tuple[Launch, ...]:
     near = min([abs(s) for s in y_rows if s], default=2**62)
     if abs(y_step) < near and length > 1:
         lines, names = split("row", shape, "k", wide)
-        spelt = CUDA.registers[x.dtype]
-        text = f"""__shared__ {spelt} tile[{WARP}][{WARP + 1}];
-const u32 lane = threadIdx.x;
+        text = f"""{d.shared(x.register, f"tile[{WARP}][{WARP + 1}]")}
+const u32 lane = {d.thread}.x;
 {state} acc = {fold.identity};
 for ({signed} start = 0; start < {length}; start += {WARP}) {{
 #pragma unroll
 for (u32 k = 0; k < {WARP}; ++k) {{
-const {number} row = ({number})blockIdx.x * {WARP}u + k;
+const {number} row = ({number}){d.block}.x * {WARP}u + k;
 if (row < {rows}u && start + (int)lane < {length}) {{
 {lines}
-tile[k][lane] = {CUDA.load(x.dtype, f"x[{offset([*names, '(start + (int)lane)'], (*x_rows, x_step), wide)}]")};
+tile[k][lane] = {x.load(f"x[{offset([*names, '(start + (int)lane)'], (*x_rows, x_step), wide)}]")};
 }}
 }}
-__syncthreads();
+{d.barrier()}
 for (int c = 0; c < {WARP}; ++c) {{
 if (start + c < {length}) {{
 const {state} next = {fold.lift("tile[lane][c]", "c")};
@@ -57,27 +56,27 @@ acc = start + c == 0 ? next : ({state})({fold.combine("acc", "next")});
 tile[lane][c] = {fold.result("acc")};
 }}
 }}
-__syncthreads();
+{d.barrier()}
 #pragma unroll
 for (u32 k = 0; k < {WARP}; ++k) {{
-const {number} row = ({number})blockIdx.x * {WARP}u + k;
+const {number} row = ({number}){d.block}.x * {WARP}u + k;
 if (row < {rows}u && start + (int)lane < {length}) {{
 {lines}
-y[{offset([*names, "(start + (int)lane)"], (*y_rows, y_step), wide)}] = {CUDA.store(x.dtype, "tile[k][lane]")};
+y[{offset([*names, "(start + (int)lane)"], (*y_rows, y_step), wide)}] = {out.store("tile[k][lane]")};
 }}
 }}
-__syncthreads();
+{d.barrier()}
 }}"""
-        return (kernel("scan", pointers, text, (-(-rows // WARP), 1, 1), (WARP, 1, 1)),)
+        return (kernel(d, "scan", pointers, text, (-(-rows // WARP), 1, 1), (WARP, 1, 1)),)
     lines, names = split("row", shape, "k", wide)
-    text = f"""const {number} row = ({number})blockIdx.x * {NARROW_BLOCK}u + threadIdx.x;
+    text = f"""const {number} row = ({number}){d.block}.x * {NARROW_BLOCK}u + {d.thread}.x;
 if (row >= {rows}u) return;
 {lines}
 {state} acc = {fold.identity};
 #pragma unroll 16
 for ({signed} c = 0; c < {length}; ++c) {{
-const {state} next = {fold.lift(CUDA.load(x.dtype, f"x[{offset([*names, 'c'], (*x_rows, x_step), wide)}]"), "c")};
+const {state} next = {fold.lift(x.load(f"x[{offset([*names, 'c'], (*x_rows, x_step), wide)}]"), "c")};
 acc = c == 0 ? next : ({state})({fold.combine("acc", "next")});
-y[{offset([*names, "c"], (*y_rows, y_step), wide)}] = {CUDA.store(x.dtype, fold.result("acc"))};
+y[{offset([*names, "c"], (*y_rows, y_step), wide)}] = {out.store(fold.result("acc"))};
 }}"""
-    return (kernel("scan", pointers, text, (-(-rows // NARROW_BLOCK), 1, 1), (NARROW_BLOCK, 1, 1)),)
+    return (kernel(d, "scan", pointers, text, (-(-rows // NARROW_BLOCK), 1, 1), (NARROW_BLOCK, 1, 1)),)
