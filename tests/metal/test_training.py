@@ -36,7 +36,7 @@ def losses(device: Device, file: str, num_steps: int, **options: object) -> list
 
 
 SMALL = {
-    "tiny-sgd.sx": (20, {}, 1e-6),
+    "tiny-sgd.sx": (20, {}, 1e-5),
     "tiny-adam.sx": (3, {"variant": "smoke"}, 1e-5),
     "char-gpt.sx": (2, {"variant": "smoke"}, 1e-5),
 }

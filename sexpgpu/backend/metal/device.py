@@ -151,14 +151,14 @@ def open_metal(others: str, devices: str = "", metal: Any = None, objc: Any = No
     try:
         if metal is None:
             check_machine()
-        driver = _driver(metal, objc)
+        driver, frees = _driver(metal, objc)
     except Missing as missing:
         message = f"`metal` cannot be opened: {missing.what}"
         raise DiagnosticError(Diagnostic("E-DEV-002", message, help=(missing.help,), notes=(others,))) from missing
     if devices not in ("", "0"):
         message = f"SEXPGPU_DEVICES is {devices!r}, and a Mac has one GPU"
         raise DiagnosticError(Diagnostic("E-DP-001", message, help=("leave it unset, or set it to 0",)))
-    return MetalDevice(Toolbox(driver, Pool(driver), PRINTER), driver.frees())
+    return MetalDevice(Toolbox(driver, Pool(driver), PRINTER), frees)
 
 
 def check_machine() -> None:
@@ -174,13 +174,15 @@ def check_machine() -> None:
         raise Missing(NO_PYOBJC, PIP_LINE)
 
 
-def _driver(metal: Any, objc: Any) -> Driver:
+def _driver(metal: Any, objc: Any) -> tuple[Driver, bool]:
+    """The driver, and whether what it allocates is freed. Raises Missing."""
     try:
         driver = Driver(metal, objc)
+        frees = driver.frees()
     except ImportError as error:
         raise Missing(NO_PYOBJC, PIP_LINE) from error
     except MetalError as error:
         raise Missing(str(error)) from error
     if not driver.is_apple_gpu():
         raise Missing(f"the GPU is {driver.name()}, and that of an M1 or newer is needed")
-    return driver
+    return driver, frees
