@@ -20,6 +20,10 @@ from typing import Any
 DRIVER = Path(__file__).parents[1] / "sexpgpu" / "backend" / "metal" / "driver.py"
 
 
+OWN = {"self", "super()", "np", "importlib", "NEW"}
+"""What has methods that are not PyObjC's."""
+
+
 class Recorder(types.ModuleType):
     """Stands in for `objc`: keeps what is registered, and answers anything to the rest."""
 
@@ -37,10 +41,16 @@ class Recorder(types.ModuleType):
 
 
 def names_used(text: str) -> tuple[set[str], set[str]]:
-    """Attributes that a module of ours names: methods that are called, and constants and functions of `Metal`."""
-    tree = ast.parse(text)
-    found = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    return {name for name in found if not name.startswith("MTL")}, {name for name in found if name.startswith("MTL")}
+    """Methods that a module calls of others' objects, and what it names of `Metal`."""
+    nodes = list(ast.walk(ast.parse(text)))
+    named = {node.attr for node in nodes if isinstance(node, ast.Attribute) and node.attr.startswith("MTL")}
+    called = [node.func for node in nodes if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)]
+    methods = {
+        call.attr
+        for call in called
+        if ast.unparse(call.value) not in OWN
+    }
+    return methods - named, named
 
 
 def plain(value: Any) -> Any:

@@ -59,12 +59,8 @@ def opened(**facts: Any) -> tuple[Driver, fake_metal.Device]:
 def test_every_name_is_one_that_pyobjc_has() -> None:
     methods, capitals = names_used(Path(drivers.__file__).read_text())
     known = {name.replace(":", "_") for name in KNOWN["selectors"]}
-    own = {name for name in dir(Driver) if not name.startswith("__")} | {"_device", "_metal", "_objc", "_queue"}
-    numpy = {"frombuffer", "uint8"}
-    fields = set(Dispatch.__dataclass_fields__)
-    plain = {"import_module", "items"}
-    unknown = methods - known - OTHERS - own - numpy - fields - plain
-    assert not unknown, "not in the metadata of the wheel: see tools/metal_names.py"
+    assert not methods - known - OTHERS, "not in the metadata of the wheel: see tools/metal_names.py"
+    assert methods >= {"setBuffer_offset_atIndex_", "waitUntilCompleted", "setPurgeableState_"}
     assert capitals == {*KNOWN["constants"], *KNOWN["functions"], "MTLCompileOptions"}
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from sexpgpu.backend.cuda.attention import BACKWARD, FORWARD
 from sexpgpu.backend.cuda.lowering import Attend, Product, is_library_call
 from sexpgpu.backend.cuda.traffic import copied_bytes, fewest_bytes, moved_bytes
-from sexpgpu.backend.kernels.lowering import Lowered
+from sexpgpu.backend.kernels.lowering import Fill, Lowered, Move
 from sexpgpu.backend.kernels.report import counted, patterns, row
 from sexpgpu.ir.graph import Node
 from sexpgpu.plan.memory import ProgramPlan
@@ -52,7 +52,7 @@ def _traffic(report: Report) -> list[str]:
 
 
 def _counted(phase: Lowered) -> str:
-    line = counted(phase, {Product: "products", Attend: "attention"})
+    line = counted(phase, {Product: "products", Attend: "attention", Move: "copies", Fill: "fills"})
     fused = sum([isinstance(a, Product) and a.gemm.out_dtype == "bf16" for a in phase.actions])
     return f"{line}, {fused} products write bf16" if fused else line
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from sexpgpu.backend.kernels.lowering import Action, Fill, Kernel, Lowered, Move
+from sexpgpu.backend.kernels.lowering import Action, Kernel, Lowered
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.program import Program
 
@@ -20,13 +20,12 @@ def row(title: str, text: str) -> str:
     return f"  {title:<{COLUMN - 1}} {text}"
 
 
-def counted(phase: Lowered, own: Mapping[type[Action], str]) -> str:
-    """The actions of a phase by kind. own: what the device's own are called."""
-    names = {Kernel: "kernel", **own, Move: "copies", Fill: "fills"}
-    kinds = Counter([names[type(action)] for action in phase.actions])
-    distinct = len({action.launch.name for action in phase.actions if isinstance(action, Kernel)})
-    words = [f"{kinds['kernel']} kernels ({distinct} texts)"]
-    return ", ".join([*words, *[f"{kinds[name]} {name}" for name in list(names.values())[1:] if kinds[name]]])
+def counted(phase: Lowered, others: Mapping[type[Action], str]) -> str:
+    """The actions of a phase by kind. others: what those that are no kernels are called; the rest is left out."""
+    kernels = [action.launch.name for action in phase.actions if isinstance(action, Kernel)]
+    kinds = Counter([type(action) for action in phase.actions])
+    words = [f"{kinds[kind]} {name}" for kind, name in others.items() if kinds[kind]]
+    return ", ".join([f"{len(kernels)} kernels ({len(set(kernels))} texts)", *words])
 
 
 def patterns(program: Program, missed: Callable[[Node], str | None], taker: Callable[[str], str]) -> list[str]:

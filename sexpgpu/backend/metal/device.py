@@ -17,8 +17,8 @@ from sexpgpu.backend.kernels.msl import PRINTER
 from sexpgpu.backend.kernels.rows import program_of
 from sexpgpu.backend.metal.driver import Driver, MetalError
 from sexpgpu.backend.metal.lowering import lower
-from sexpgpu.backend.metal.memory import lasting
-from sexpgpu.backend.metal.pool import Pool
+from sexpgpu.backend.metal.memory import NUM_BUFFERS, largest_tensor, lasting
+from sexpgpu.backend.metal.pool import PAGE_BYTES, Pool
 from sexpgpu.backend.metal.report import report_lines
 from sexpgpu.backend.metal.session import MetalSession, Toolbox
 from sexpgpu.backend.metal.storage import ITEM_BYTES
@@ -79,6 +79,8 @@ class MetalDevice:
             "Metal",
             item_bytes=ITEM_BYTES,
             workspace_bytes=lambda node: partial_workspace(node, self.tools.printers),
+            # The ends of as many buffers as a session has, as far as they fit the longest one.
+            runtime_bytes=lambda num_steps: NUM_BUFFERS * PAGE_BYTES,
             by_body=self.runs_by_body,
             max_tensor_bytes=self.tools.driver.max_buffer_bytes(),
             rules=Rules(_is_row_program, _never, _never),
@@ -120,7 +122,8 @@ class MetalDevice:
         if plan.arena_bytes > longest and at is not None:
             message = (
                 f"the Metal device could not allocate {plan.arena_bytes} bytes for what phase `{at.phase}` has in "
-                f"memory at once, and {longest} are the most in one buffer; the run does not fit this GPU"
+                f"memory at once, and {longest} are the most in one buffer; its largest tensor is "
+                f"{largest_tensor(plan)}; the run does not fit this GPU"
             )
             help = ("use a smaller batch with more `:microbatches`, or `--variant smoke`",)
             raise DiagnosticError(Diagnostic("E-MEM-002", message, at.origin.place, help=help))

@@ -29,8 +29,6 @@ NEW: dict[bytes, dict[int, dict[str, Any]]] = {
 }
 """Methods whose result is the caller's, with their arguments: registering a method replaces all that is known of it."""
 
-MAX_BUFFERS = 31
-"""Buffers that a kernel can be given."""
 PROBE_BYTES = 1 << 20
 
 
@@ -39,7 +37,11 @@ class MetalError(Exception):
 
 
 class OutOfMemory(MetalError):
-    """Metal has no memory for a buffer, or had none while a graph ran."""
+    """Metal has no memory for a buffer of so many bytes, or had none while a graph ran (0)."""
+
+    def __init__(self, text: str, num_bytes: int = 0) -> None:
+        super().__init__(text)
+        self.num_bytes = num_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,9 @@ class Driver:
             known = {"required": True, "retval": {"type": b"@", "already_retained": True}, "arguments": arguments}
             self._objc.registerMetaDataForSelector(b"NSObject", selector, known)
         # Only a process with windows is sure to have a default.
-        found = self._metal.MTLCreateSystemDefaultDevice() or next(iter(self._metal.MTLCopyAllDevices()), None)
+        found = self._metal.MTLCreateSystemDefaultDevice()
+        if found is None:
+            found = next(iter(self._metal.MTLCopyAllDevices()), None)
         if found is None:
             raise MetalError("Metal finds no GPU")
         self._device: Any = found
@@ -110,7 +114,7 @@ class Driver:
         """A buffer that host and GPU share; it holds anything. Raises OutOfMemory."""
         buffer = self._device.newBufferWithLength_options_(num_bytes, self._metal.MTLResourceStorageModeShared)
         if buffer is None:
-            raise OutOfMemory(f"no buffer of {num_bytes} bytes")
+            raise OutOfMemory(f"no buffer of {num_bytes} bytes", num_bytes)
         return buffer
 
     def view(self, buffer: Any, num_bytes: int) -> Array:

@@ -23,6 +23,8 @@ INBOX, TABLES = "inbox", "tables"
 REGION_BYTES = 256
 """Of every start: what wide accesses count on."""
 HALT_BYTES = 64
+NUM_BUFFERS = 4
+"""Of Metal's, where what lasts fits one."""
 ARENA_NUMBER = 0
 """Among Metal's buffers; what lasts comes next."""
 
@@ -85,3 +87,11 @@ def tables(phases: Iterable[Lowered]) -> list[Table]:
     """The tables of all phases, in order."""
     kernels = [action for phase in phases for action in phase.actions if isinstance(action, Kernel)]
     return [operand for kernel in kernels for operand in kernel.operands if isinstance(operand, Table)]
+
+
+def largest_tensor(plan: ProgramPlan) -> str:
+    """Shape and dtype of the largest tensor that a program makes or keeps, for a message."""
+    types = [slot.type for slot in plan.program.slots]
+    types += [type for phase in plan.program.phases for node in phase.graph.nodes for type in node.types]
+    largest = max(types, key=lambda type: type.size * plan.profile.item_bytes[type.dtype])
+    return f"[{', '.join(map(str, largest.shape))}] {largest.dtype}"

@@ -73,7 +73,7 @@ class Pool:
         """
         length = max(1, -(-num_bytes // PAGE_BYTES)) * PAGE_BYTES
         if num_bytes > self._driver.max_buffer_bytes():
-            raise OutOfMemory(f"no buffer of {num_bytes} bytes")
+            raise OutOfMemory(f"no buffer of {num_bytes} bytes", num_bytes)
         if num_bytes > SMALL_LIMIT_BYTES and not self._promoted:
             self._promoted = True
             self.limit_bytes = min(LARGE_LIMIT_BYTES, self._driver.working_set_bytes() // 2)

@@ -34,7 +34,16 @@ from sexpgpu.backend.kernels.lowering import (
 from sexpgpu.backend.kernels.tables import located
 from sexpgpu.backend.metal.driver import Dispatch, Driver, MetalError, OutOfMemory
 from sexpgpu.backend.metal.lowering import lower
-from sexpgpu.backend.metal.memory import ARENA_NUMBER, HALT_BYTES, INBOX, TABLES, lasting, tables, with_calls
+from sexpgpu.backend.metal.memory import (
+    ARENA_NUMBER,
+    HALT_BYTES,
+    INBOX,
+    TABLES,
+    largest_tensor,
+    lasting,
+    tables,
+    with_calls,
+)
 from sexpgpu.backend.metal.pool import Buffer, Pool
 from sexpgpu.backend.metal.storage import loaded, stored
 from sexpgpu.backend.protocol import Call, Outputs
@@ -121,7 +130,7 @@ class MetalSession:
                 pass  # what every chunk of calls takes is there too
         except OutOfMemory as error:
             self.close()
-            raise DiagnosticError(self._refused("the plan")) from error
+            raise self._refused(error, "the plan") from error
         self._views = {n: self._driver.view(buffer.metal, buffer.num_bytes) for n, buffer in self._lasting.items()}
         self._copies: dict[str, Array] = self._make_copies() if plan.snapshot_bytes else {}
         for i, node in enumerate(plan.constants):
@@ -171,14 +180,17 @@ class MetalSession:
             slot.name: np.empty(slot.type.shape, NUMPY_DTYPES[slot.type.dtype]) for slot in self.plan.program.saved
         }
 
-    def _refused(self, where: str) -> Diagnostic:
+    def _refused(self, error: OutOfMemory, where: str) -> DiagnosticError:
+        """E-MEM-002. where: what the memory is for."""
         parts = ", ".join(f"{name} {num_bytes}" for name, num_bytes in self.plan.parts().items())
-        return Diagnostic(
-            "E-MEM-002",
-            f"the Metal device could not allocate {self._regions.num_bytes} bytes for {where}; the run does not fit "
-            f"this GPU; planned, in bytes: {parts}",
-            help=("end what else uses the GPU, use a smaller batch, or plan for less with `SEXPGPU_MEMORY`",),
-        )
+        message = f"the Metal device had no memory while it ran {where}: {error}"
+        if error.num_bytes:
+            message = (
+                f"the Metal device could not allocate {error.num_bytes} bytes for {where}, whose largest tensor is "
+                f"{largest_tensor(self.plan)}; the run does not fit this GPU"
+            )
+        help = ("end what else uses the GPU, use a smaller batch, or plan for less with `SEXPGPU_MEMORY`",)
+        return DiagnosticError(Diagnostic("E-MEM-002", message, help=help, notes=(f"planned, in bytes: {parts}",)))
 
     # Launches, bound to buffers.
 
@@ -250,7 +262,7 @@ class MetalSession:
                     if found[-1].faults:
                         break
         except OutOfMemory as error:
-            raise DiagnosticError(self._refused("a call")) from error
+            raise self._refused(error, "a call") from error
         except MetalError as error:
             raise failed(error) from error
         future: Future[tuple[Outputs, ...]] = Future()
