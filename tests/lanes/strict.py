@@ -20,6 +20,7 @@ WARNINGS = (
     "-Wno-unknown-attributes", "-Wno-ignored-attributes", "-Wno-implicit-int-float-conversion", "-Wno-sign-conversion",
     "-Wno-sign-compare", "-Wno-unused-parameter", "-Wno-unused-function", "-Wno-unused-variable",
     "-Wno-unused-const-variable", "-Wno-unused-but-set-variable", "-Wno-missing-braces", "-Wno-parentheses",
+    "-Wno-tautological-overlap-compare",
 )  # fmt: skip
 
 

@@ -102,7 +102,7 @@ class Msl(Dialect):
         return f"any_of({number})"
 
     def raise_flag(self, place: str, value: str | None) -> str:
-        return f"raise_flag(flag, {place});" if value is None else f"raise_flag(flag, noted, {place}, {value});"
+        return f"raise_flag(flag, {place});" if value is None else f"raise_noted(flag, noted, {place}, {value});"
 
 
 MSL = Msl(

@@ -137,18 +137,22 @@ template <class T> HELPER void put_shared(threadgroup T* p, T v) { *p = v; }
 template <class T> HELPER void put_shared(threadgroup Best<T>* p, Best<T> v) { p->value = v.value; p->place = v.place; }
 
 // Shuffles move 32 bits.
-HELPER float shuffle_xor(float v, int mask) { return simd_shuffle_xor(v, (u16)mask); }
-HELPER int shuffle_xor(int v, int mask) { return simd_shuffle_xor(v, (u16)mask); }
-HELPER u32 shuffle_xor(u32 v, int mask) { return simd_shuffle_xor(v, (u16)mask); }
-HELPER u64 shuffle_xor(u64 v, int mask) {
+HELPER float exchanged(float v, int mask) { return simd_shuffle_xor(v, (u16)mask); }
+HELPER int exchanged(int v, int mask) { return simd_shuffle_xor(v, (u16)mask); }
+HELPER u32 exchanged(u32 v, int mask) { return simd_shuffle_xor(v, (u16)mask); }
+HELPER bool exchanged(bool v, int mask) { return simd_shuffle_xor((int)v, (u16)mask) != 0; }
+HELPER u64 exchanged(u64 v, int mask) {
   u32 low = simd_shuffle_xor((u32)v, (u16)mask), high = simd_shuffle_xor((u32)(v >> 32), (u16)mask);
   return (u64)high << 32 | low;
 }
-HELPER i64 shuffle_xor(i64 v, int mask) { return (i64)shuffle_xor((u64)v, mask); }
-HELPER bool shuffle_xor(bool v, int mask) { return shuffle_xor((int)v, mask) != 0; }
+HELPER i64 exchanged(i64 v, int mask) {
+  u32 low = simd_shuffle_xor((u32)v, (u16)mask), high = simd_shuffle_xor((u32)((u64)v >> 32), (u16)mask);
+  return (i64)((u64)high << 32 | low);
+}
+template <class T> HELPER T shuffle_xor(T v, int mask) { return exchanged(v, mask); }
 template <class T> HELPER Best<T> shuffle_xor(Best<T> v, int mask) {
-  T value = shuffle_xor(v.value, mask);
-  return Best<T>{value, shuffle_xor(v.place, mask)};
+  T value = exchanged(v.value, mask);
+  return Best<T>{value, exchanged(v.place, mask)};
 }
 HELPER u32 ballot(bool test) { return (u32)(simd_vote::vote_t)simd_ballot(test); }
 HELPER u32 match(int value) {
@@ -166,7 +170,7 @@ HELPER void raise_flag(device u32* flag, u64 place) {
   atomic_fetch_add_explicit((device atomic_uint*)flag, 1u, memory_order_relaxed);
   atomic_fetch_max_explicit((device atomic_uint*)(flag + 3), 0xffffffffu - (u32)place, memory_order_relaxed);
 }
-HELPER void raise_flag(device u32* flag, device int* noted, u64 place, i64 value) {
+HELPER void raise_noted(device u32* flag, device int* noted, u64 place, i64 value) {
   noted[place] = (int)(value < -2147483648l ? -2147483648l : value > 2147483647l ? 2147483647l : value);
   raise_flag(flag, place);
 }
