@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,10 @@ import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.kernels import rows
-from sexpgpu.backend.kernels.cuda import CUDA, print_step, workspace_bytes
 from sexpgpu.backend.kernels.flags import flag_message, read_flag
 from sexpgpu.backend.kernels.lowering import narrow_sum
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.printer import Printer
 from sexpgpu.backend.kernels.rows import print_rows, program_of
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import COMPOSITES, make
@@ -23,8 +22,9 @@ from sexpgpu.ir.ops.composite import _meaning
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import contiguous
 from sexpgpu.plan.phase import Step
-from tests.kernels.emulator import Placed, Unit, compiler
+from tests.kernels.emulator import DIALECTS, Placed, Unit, compiler
 
+SPELT = [printer.dialect.name for printer in DIALECTS]
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++")
 
 
@@ -63,27 +63,28 @@ def test_what_is_a_row_program() -> None:
 
 
 def run(
-    node: Node, arrays: list[Array], folder: Path, backwards: bool, narrow: bool, padding: int = 0
+    printer: Printer, node: Node, arrays: list[Array], backwards: bool, narrow: bool, padding: int = 0
 ) -> tuple[list[Array], list[str]]:
     program = program_of(node.bodies[0])
     assert program is not None
     inputs = []
     for value, array in zip(node.inputs, arrays, strict=True):
         strides = contiguous((*value.shape[:-1], value.shape[-1] + padding)) if value.shape else ()
-        inputs.append(Placed(value.type, strides))
+        inputs.append(Placed(value.type, strides, 0, printer))
         inputs[-1].array[...] = array
     types = [t.with_dtype("bf16") if narrow and i == 0 else t for i, t in enumerate(node.types)]
-    outputs = [Placed(type, contiguous(type.shape)) for type in types]
+    outputs = [Placed(type, contiguous(type.shape), 0, printer) for type in types]
     around = [placed.others() for placed in outputs]
     given = enumerate(zip(node.inputs, inputs, strict=True))
-    reads = [Argument(CUDA, ("input", i), v.type, p.layout) for i, (v, p) in given]
-    writes = [Argument(CUDA, ("output", i), t, p.layout) for i, (t, p) in enumerate(zip(types, outputs, strict=True))]
+    reads = [Argument(printer.dialect, ("input", i), v.type, p.layout) for i, (v, p) in given]
+    made = enumerate(zip(types, outputs, strict=True))
+    writes = [Argument(printer.dialect, ("output", i), t, p.layout) for i, (t, p) in made]
     launches = print_rows(program, reads, writes)
-    partials = [np.full(n + 16, 0xFF, np.uint8) for n in rows.workspace_bytes(CUDA, program)]
+    partials = [np.full(n + 16, 0xFF, np.uint8) for n in rows.workspace_bytes(printer.dialect, program)]
     places = [x.ctypes.data + -x.ctypes.data % 16 for x in partials]
     flag = np.zeros(8, np.uint32)
     at_flag = flag.ctypes.data + -flag.ctypes.data % 16
-    unit = Unit(launches, folder)
+    unit = Unit(launches, printer)
     known: dict[Any, int] = {("input", i): p.pointer for i, p in enumerate(inputs)}
     known |= {("output", i): p.pointer for i, p in enumerate(outputs)}
     known |= {("workspace", i): place for i, place in enumerate(places)} | {("flag", 0): at_flag}
@@ -92,7 +93,7 @@ def run(
     assert [placed.others() for placed in outputs] == around, "a byte beside an output was written"
     start = (at_flag - flag.ctypes.data) // 4
     found = read_flag(flag[start : start + 4])
-    return [p.array for p in outputs], [] if found is None else [flag_message(program.picks[0], found)]
+    return [p.value for p in outputs], [] if found is None else [flag_message(program.picks[0], found)]
 
 
 CASES = [
@@ -112,8 +113,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, rows_, width, dtype, narrow, padding", CASES)
+@pytest.mark.parametrize("printer", DIALECTS, ids=SPELT)
 def test_kernels(
-    name: str, rows_: tuple[int, ...], width: int, dtype: str, narrow: bool, padding: int, tmp_path: Path,
+    printer: Printer, name: str, rows_: tuple[int, ...], width: int, dtype: str, narrow: bool, padding: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(rows, "MAX_BLOCKS", 4)
@@ -129,8 +131,8 @@ def test_kernels(
     flagged: list[str] = []
     with np.errstate(all="ignore"):
         wanted = _meaning(Context(flag=lambda _, message: flagged.append(message)), node, arrays)
-    found, faults = run(node, arrays, tmp_path, False, narrow, padding)
-    again, _ = run(node, arrays, tmp_path / "..", True, narrow, padding)
+    found, faults = run(printer, node, arrays, False, narrow, padding)
+    again, _ = run(printer, node, arrays, True, narrow, padding)
     assert faults == list(dict.fromkeys(flagged))
     for x, y, z in zip(found, wanted, again, strict=True):
         tolerance = 1e-2 if x.dtype == NUMPY_DTYPES["bf16"] else 3e-5
@@ -140,22 +142,23 @@ def test_kernels(
 
 
 @pytest.mark.parametrize("shape, axes", [((40, 70), (0,)), ((40, 70), (1,)), ((3, 50, 64), (0, 1)), ((600, 96), (0,))])
-def test_a_sum_of_bf16(shape: tuple[int, ...], axes: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("printer", DIALECTS, ids=SPELT)
+def test_a_sum_of_bf16(printer: Printer, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     """What a cast to f32 and a sum become: the sum reads bf16, its workspaces are those of the sum of f32."""
     b = Builder()
     narrow = b.input("x0", TensorType("bf16", shape))
     summed = b.sum(b.cast(narrow, "f32"), axes).node
     region = b.node("region", [narrow], {"kind": "sum"}, (b.graph("region", [("y0", summed.outputs[0])], [narrow]),))
     x, out = (
-        Placed(TensorType("bf16", shape), contiguous(shape)),
-        Placed(summed.types[0], contiguous(summed.types[0].shape)),
+        Placed(TensorType("bf16", shape), contiguous(shape), 0, printer),
+        Placed(summed.types[0], contiguous(summed.types[0].shape), 0, printer),
     )
     x.array[...] = np.random.default_rng(0).normal(size=shape).astype(NUMPY_DTYPES["bf16"])
     node = narrow_sum(Step(region, (x.layout,), (out.layout,))).node
-    sizes = workspace_bytes(Step(summed, (x.layout,), (out.layout,)))
+    sizes = printer.workspace_bytes(Step(summed, (x.layout,), (out.layout,)))
     raw = [np.zeros(n + 16, np.uint8) for n in sizes]
-    launches = print_step(Step(node, (x.layout,), (out.layout,)))
-    unit = Unit(launches, tmp_path)
+    launches = printer.print_step(Step(node, (x.layout,), (out.layout,)))
+    unit = Unit(launches, printer)
     known: dict[Any, int] = {("input", 0): x.pointer, ("output", 0): out.pointer}
     known |= {("workspace", i): r.ctypes.data + -r.ctypes.data % 16 for i, r in enumerate(raw)}
     for launch in launches:

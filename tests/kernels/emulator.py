@@ -1,67 +1,59 @@
-"""Kernels compiled for this processor by g++, from the very text that a GPU gets, and run on NumPy arrays."""
+"""Kernels of both dialects on the lane engine, from the very text that a GPU gets, over NumPy arrays."""
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
-from sexpgpu.backend.kernels.cuda import module_source, print_step, workspace_bytes
+from sexpgpu.backend.kernels import cuda, msl
 from sexpgpu.backend.kernels.flags import FLAG_BYTES
 from sexpgpu.backend.kernels.launch import Launch
+from sexpgpu.backend.kernels.printer import Printer
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import Layout, extent
 from sexpgpu.plan.phase import Step
+from tests.lanes import rules, strict, unit
+from tests.lanes.unit import Dialect, Fault, compiler
 
-HEADER = Path(__file__).with_name("lanes.h")
+__all__ = ["CUDA", "DIALECTS", "MSL", "Fault", "Placed", "Unit", "compiler", "execute"]
+
+CUDA, MSL = cuda.PRINTER, msl.PRINTER
+DIALECTS = [CUDA, MSL]
+ENGINES: dict[Printer, Dialect] = {CUDA: "cuda", MSL: "msl"}
 FENCE = 1024
 """Bytes around a value that a kernel must leave alone; a multiple of every alignment."""
 POISON = 0xA5
 
 
-def compiler() -> str | None:
-    return shutil.which("g++")
-
-
 class Unit:
-    """Distinct kernels of some launches as one library."""
+    """Distinct kernels of some launches as one library; its text has passed the gates of its dialect."""
 
-    def __init__(self, launches: Sequence[Launch], folder: Path) -> None:
-        source = [f'#include "{HEADER}"', module_source(launches)]
-        for launch in {launch.name: launch for launch in launches}.values():
-            # Pointers of any type: one call through a generic parameter list.
-            names = ", ".join(f"class T{i}" for i in range(len(launch.operands)))
-            types = ", ".join(f"T{i}" for i in range(len(launch.operands)))
-            given = ", ".join(f"(T{i})p[{i}]" for i in range(len(launch.operands)))
-            source.append(
-                f"template <{names}> static void call_{launch.name}(void (*f)({types}), void** p) {{ f({given}); }}\n"
-                f'extern "C" void run_{launch.name}(void** p) {{ call_{launch.name}({launch.name}, p); }}'
-            )
-        text, library = folder / "unit.cpp", folder / "unit.so"
-        text.write_text("\n".join(source), encoding="utf-8")
-        command = ["g++", "-O1", "-std=c++17", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w"]
-        subprocess.run([*command, "-shared", "-fPIC", "-o", str(library), str(text)], check=True)
-        self._library = ctypes.CDLL(str(library))
-        self._library.lanes_run.restype = ctypes.c_char_p
+    def __init__(self, launches: Sequence[Launch], printer: Printer = CUDA) -> None:
+        self.printer = printer
+        text, dialect = printer.module_source(launches), ENGINES[printer]
+        rules.check(text, dialect)
+        if printer is MSL and strict.clang() is not None:
+            strict.check(text)
+        self._unit = unit.Unit(text, dialect)
 
     def run(self, launch: Launch, pointers: Sequence[int], backwards: bool) -> None:
-        function = ctypes.cast(self._library[f"run_{launch.name}"], ctypes.c_void_p)
-        given = (ctypes.c_void_p * len(pointers))(*pointers)
-        grid, block = ((ctypes.c_uint * 3)(*three) for three in (launch.grid, launch.block))
-        fault = self._library.lanes_run(function, given, grid, block, int(backwards))
-        assert fault is None, (launch.source, fault)
+        buffers = [unit.Buffer(pointer, 0, 1 << 62, writable=True) for pointer in pointers]
+        self._unit.run(launch.name, buffers, launch.grid, launch.block, "reverse" if backwards else "forward")
 
 
 class Placed:
-    """A buffer that holds a value in a layout, and knows which of its bytes belong to nobody."""
+    """A buffer that holds a value in a layout as a dialect stores it, and knows which of its bytes belong to nobody.
 
-    def __init__(self, type: TensorType, strides: Sequence[int], first_bytes: int = 0) -> None:
-        dtype = NUMPY_DTYPES[type.dtype]
+    array: what lies in memory.
+    """
+
+    def __init__(
+        self, type: TensorType, strides: Sequence[int], first_bytes: int = 0, printer: Printer = CUDA
+    ) -> None:
+        self.type = type
+        dtype = printer.dialect.memory[type.dtype]
         low, high = extent(type.shape, tuple(strides)) if type.size else (0, -1)
         raw = np.full((high - low + 1) * dtype.itemsize + 3 * FENCE + first_bytes, POISON, np.uint8)
         self.start = -raw.ctypes.data % FENCE + FENCE + first_bytes - low * dtype.itemsize
@@ -75,6 +67,15 @@ class Placed:
     def pointer(self) -> int:
         return self.raw.ctypes.data + self.start
 
+    @property
+    def value(self) -> Array:
+        """The value in its own dtype, which loses nothing of what lies in memory."""
+        value = self.array.astype(NUMPY_DTYPES[self.type.dtype])
+        if value.dtype == self.array.dtype:
+            return value
+        np.testing.assert_array_equal(value.astype(self.array.dtype), self.array, "stored as no value of its dtype")
+        return value
+
     def others(self) -> bytes:
         """The bytes outside the value."""
         kept = self.array.copy()
@@ -86,10 +87,10 @@ class Placed:
 
 def execute(unit: Unit, step: Step, inputs: Sequence[Placed], outputs: Sequence[Placed], backwards: bool) -> np.ndarray:
     """Run the launches of a step; the words of its flag record."""
-    workspaces = [np.full(size + 16, POISON, np.uint8) for size in workspace_bytes(step)]
+    workspaces = [np.full(size + 16, POISON, np.uint8) for size in unit.printer.workspace_bytes(step)]
     flag = np.zeros(FLAG_BYTES // 4 + 4, np.uint32)
     first = -flag.ctypes.data % 16 // 4
-    for launch in print_step(step):
+    for launch in unit.printer.print_step(step):
         pointers = []
         for role, number in launch.operands:
             match role:

@@ -180,7 +180,7 @@ def _call(kernel: Kernel) -> str:
     for p in kernel.parameters:
         address = f"lanes_state.arguments[{p.number}]"
         if p.is_buffer:
-            kind = re.sub(r"\b__restrict__\b", "", p.type)
+            kind = re.sub(r"\b__restrict__\b", "", p.type).strip()
             pointer = f"{kind[:-1]}*" if kind.endswith("&") else kind if kind.endswith("*") else f"{kind}*"
             given.append(f"({pointer}){address}" if kind.endswith("*") else f"*({pointer}){address}")
         elif p.attribute in NUMBERS:
