@@ -78,7 +78,8 @@ def test_the_lowering_report() -> None:
 
 
 def test_every_node_is_that_of_the_interpreter() -> None:
-    result = invoke("verify", "net.sx", "--device", "metal")
+    """Of the file, and of the samples of every operation."""
+    result = invoke("verify", "net.sx", "--kernels", "--device", "metal")
     assert result.exit_code == 0, result.output
     assert result.output.splitlines()[-1].endswith("all within their bounds")
 

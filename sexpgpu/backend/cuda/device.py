@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -36,6 +36,7 @@ from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.program import Program
+from sexpgpu.ir.types import DTYPES
 from sexpgpu.plan.layout import Layout, contiguous
 from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_memory
 from sexpgpu.plan.narrow import narrow_program
@@ -70,6 +71,11 @@ class CudaDevice:
     def name(self) -> str:
         """`cuda`."""
         return "cuda"
+
+    @property
+    def dtypes(self) -> Collection[str]:
+        """All that there are."""
+        return DTYPES
 
     def describe(self) -> str:
         """The architecture, the card, and that patterns are looked for."""

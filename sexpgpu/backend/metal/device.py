@@ -6,7 +6,7 @@ Flow: `backend.registry` opens it; the training loop sees only the protocol.
 from __future__ import annotations
 
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -56,6 +56,11 @@ class MetalDevice:
     def name(self) -> str:
         """`metal`."""
         return "metal"
+
+    @property
+    def dtypes(self) -> Collection[str]:
+        """All but f64, which Apple GPUs do not compute in."""
+        return ITEM_BYTES
 
     def describe(self) -> str:
         """The GPU, and how values lie in its memory."""
@@ -108,8 +113,11 @@ class MetalDevice:
         """Order, layouts and memory.
 
         Raises: E-MEM-001 if it does not fit; E-MEM-002 if one tensor, or the arena, is longer than the longest buffer;
-        E-DEV-004 for loops that are too long to be written out.
+        E-DEV-004 for loops that are too long to be written out. ValueError for f64, which no file can name.
         """
+        for phase in program.phases:
+            if any(type.dtype not in ITEM_BYTES for node in phase.graph.walk() for type in node.types):
+                raise ValueError(f"phase `{phase.name}` has values of a dtype that metal does not")
         plan = plan_memory(write_out(program, "metal"), self.profile, budget.snapshot)
         free = self.free_bytes()
         admit(plan, free if budget.bytes is None else min(free, budget.bytes))
