@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,8 +182,10 @@ class Driver:
                 command.commit()
                 command.waitUntilCompleted()
             finally:
-                if self._runs(command):
-                    command.waitUntilCompleted()
+                # Memory that the GPU still uses must not go to anybody else, however often an interrupt comes.
+                while self._runs(command):
+                    with suppress(KeyboardInterrupt):
+                        command.waitUntilCompleted()
             if command.status() == self._metal.MTLCommandBufferStatusError:
                 self._raise(command.error())
             return float(command.GPUEndTime() - command.GPUStartTime())
