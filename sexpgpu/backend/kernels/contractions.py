@@ -1,6 +1,7 @@
-"""Contract and Conv: right for every layout and dtype, and slow; what a library takes never comes here.
+"""Contract and Conv: right for every layout and dtype; on a card, what a library takes never comes here.
 
-A product is a tile of 64 x 64 results a block, summed 16 deep through shared memory in the order of the axes.
+A product is a tile of 64 x 64 results a block, summed 16 deep through shared memory in the order of the axes; where
+warps multiply matrices, each of four warps has a quarter of the tile as 8 x 8 matrices, if the sums are of f32.
 Small results, or short sums, take one thread or one warp a result instead. A convolution is one thread a result.
 """
 
@@ -24,6 +25,11 @@ DEPTH = 16
 EACH = 4
 WARP = 32
 SHORT_SUM = 32
+SIDE = 8
+"""Rows and columns of a matrix that a warp multiplies."""
+HALF = TILE // 2
+MATRIX_BLOCK = 128
+PAD = 4
 NARROW = 16
 """Rows or columns of a result below which a tile would be mostly empty."""
 
@@ -69,11 +75,15 @@ def print_product(node: Node, inputs: Sequence[Argument], out: Argument) -> tupl
     wide = is_wide(out.size + TILE, (x.shape, x.strides), (y.shape, y.strides), (out.shape, out.strides))
     wide = wide or is_wide(summed.size + TILE)
     pointers = [x.pointer("x"), y.pointer("y"), out.pointer("z")]
+    block = BLOCK
     if min(rows.size, columns.size) < NARROW or summed.size < NARROW:
         text, grid = _narrow(x, y, out, batch, rows, columns, summed, wide)
+    elif out.dialect.has_matrices and _sum_types(out)[0] == "float":
+        text, grid = _tiled(x, y, out, batch, rows, columns, summed, wide, by_matrices=True)
+        block = MATRIX_BLOCK
     else:
-        text, grid = _tiled(x, y, out, batch, rows, columns, summed, wide)
-    return (kernel(out.dialect, "product", pointers, text, grid),)
+        text, grid = _tiled(x, y, out, batch, rows, columns, summed, wide, by_matrices=False)
+    return (kernel(out.dialect, "product", pointers, text, grid, (block, 1, 1)),)
 
 
 def _narrow(
@@ -114,12 +124,13 @@ z[{where}] = {out.store(f"({result})sum")};"""
 
 def _tiled(
     x: Argument, y: Argument, out: Argument,
-    batch: _Group, rows: _Group, columns: _Group, summed: _Group, wide: bool,
+    batch: _Group, rows: _Group, columns: _Group, summed: _Group, wide: bool, by_matrices: bool,
 ) -> tuple[str, tuple[int, int, int]]:  # fmt: skip
     d, number = out.dialect, unsigned(wide)
-    total, result = _sum_types(out)
+    total, _ = _sum_types(out)
     down, across = -(-rows.size // TILE), -(-columns.size // TILE)
     tiles = down * across
+    block = MATRIX_BLOCK if by_matrices else BLOCK
     first, places = split(f"({d.block}.x / {tiles}u)", batch.shape, "b", wide)
 
     def loading(name: str, argument: Argument, side: str, group: _Group, corner: str) -> str:
@@ -132,9 +143,10 @@ def _tiled(
         own_lines, own = split("own", group.shape, "m", wide)
         sum_lines, sums = split("deep", summed.shape, "k", wide)
         at = offset([*own, *sums], (*strides_own, *strides_sum), wide)
+        place = "[o][d]" if by_matrices and side == "x" else "[d][o]"
         return f"""#pragma unroll
-for (int s = 0; s < {TILE * DEPTH // BLOCK}; ++s) {{
-const u32 e = {d.thread}.x + s * {BLOCK}u, d = {spread};
+for (int s = 0; s < {TILE * DEPTH // block}; ++s) {{
+const u32 e = {d.thread}.x + s * {block}u, d = {spread};
 const {number} deep = start + d, own = {corner} + o;
 {total} value = 0;
 if (deep < {summed.size}u && own < {group.size}u) {{
@@ -142,23 +154,46 @@ if (deep < {summed.size}u && own < {group.size}u) {{
 {sum_lines}
 value = {argument.load(f"{name}[{at}]")};
 }}
-tile_{name}[d][o] = value;
+tile_{name}{place} = value;
 }}"""
 
-    row_lines, row_names = split("row", rows.shape, "m", wide)
-    column_lines, column_names = split("column", columns.shape, "n", wide)
-    where = offset([*row_names, *column_names], (*rows.out, *columns.out), wide)
-    text = f"""{d.shared(total, f"tile_x[{DEPTH}][{TILE + 1}]", f"tile_y[{DEPTH}][{TILE + 1}]")}
-{first}
+    loads = f"""{loading("x", x, "x", rows, "top")}
+{loading("y", y, "y", columns, "left")}"""
+    text = f"""{first}
 x += {offset(places, batch.x, wide)};
 y += {offset(places, batch.y, wide)};
 z += {offset(places, batch.out, wide)};
 const {number} top = ({d.block}.x % {tiles}u / {across}u) * {TILE}u, left = ({d.block}.x % {across}u) * {TILE}u;
-const u32 v = {d.thread}.x / {TILE // EACH}u * {EACH}u, h = {d.thread}.x % {TILE // EACH}u * {EACH}u;
+"""
+    form = _by_matrices if by_matrices else _by_threads
+    arrays, rest = form(out, rows, columns, summed, loads, wide)
+    return f"{arrays}\n{text}{rest}", (batch.size * tiles, 1, 1)
+
+
+def _stored(out: Argument, rows: _Group, columns: _Group, value: str, wide: bool) -> str:
+    """Statements that write a result at `row` and `column`, if there is such a place."""
+    row_lines, row_names = split("row", rows.shape, "m", wide)
+    column_lines, column_names = split("column", columns.shape, "n", wide)
+    where = offset([*row_names, *column_names], (*rows.out, *columns.out), wide)
+    return f"""if (row < {rows.size}u && column < {columns.size}u) {{
+{row_lines}
+{column_lines}
+z[{where}] = {out.store(value)};
+}}"""
+
+
+def _by_threads(
+    out: Argument, rows: _Group, columns: _Group, summed: _Group, loads: str, wide: bool
+) -> tuple[str, str]:
+    """Shared arrays, and the sums of a tile, 4 x 4 of them in each thread."""
+    d, number = out.dialect, unsigned(wide)
+    total, result = _sum_types(out)
+    arrays = d.shared(total, f"tile_x[{DEPTH}][{TILE + 1}]", f"tile_y[{DEPTH}][{TILE + 1}]")
+    a_row = TILE // EACH
+    return arrays, f"""const u32 v = {d.thread}.x / {a_row}u * {EACH}u, h = {d.thread}.x % {a_row}u * {EACH}u;
 {total} sum[{EACH}][{EACH}] = {{}};
 for ({number} start = 0; start < {summed.size}u; start += {DEPTH}u) {{
-{loading("x", x, "x", rows, "top")}
-{loading("y", y, "y", columns, "left")}
+{loads}
 {d.barrier()}
 #pragma unroll
 for (int d = 0; d < {DEPTH}; ++d) {{
@@ -177,13 +212,68 @@ for (int p = 0; p < {EACH}; ++p)
 #pragma unroll
 for (int q = 0; q < {EACH}; ++q) {{
 const {number} row = top + v + p, column = left + h + q;
-if (row < {rows.size}u && column < {columns.size}u) {{
-{row_lines}
-{column_lines}
-z[{where}] = {out.store(f"({result})sum[p][q]")};
-}}
+{_stored(out, rows, columns, f"({result})sum[p][q]", wide)}
 }}"""
-    return text, (batch.size * tiles, 1, 1)
+
+
+def _by_matrices(
+    out: Argument, rows: _Group, columns: _Group, summed: _Group, loads: str, wide: bool
+) -> tuple[str, str]:
+    """Shared arrays, and the sums of a tile, a quarter of it in each warp. Whole matrices that lie in rows are stored
+    as they are; others go through a matrix of shared memory, place by place."""
+    d, number = out.dialect, unsigned(wide)
+    count, warps = HALF // SIDE, MATRIX_BLOCK // WARP
+    arrays = d.shared(
+        "float", f"tile_x[{TILE}][{DEPTH + PAD}]", f"tile_y[{DEPTH}][{TILE + PAD}]", f"whole[{warps}][{SIDE * SIDE}]"
+    )
+    lies_in_rows = out.dtype == "f32" and columns.out == (1,) and len(rows.out) == 1 and rows.out[0] > 0
+    through = f"""{d.warp_barrier()}
+simdgroup_store(sum[p][q], &whole[warp][0], {SIDE});
+{d.warp_barrier()}
+#pragma unroll
+for (int e = 0; e < {SIDE * SIDE // WARP}; ++e) {{
+const u32 n = lane + e * {WARP}u;
+const {number} row = top + v + p * {SIDE} + n / {SIDE}u, column = left + h + q * {SIDE} + n % {SIDE}u;
+{_stored(out, rows, columns, "whole[warp][n]", wide)}
+}}"""
+    if lies_in_rows:
+        place = f"({number})(top + v + p * {SIDE}) * {rows.out[0]}u + left + h + q * {SIDE}"
+        through = f"""if (top + {TILE}u <= {rows.size}u && left + {TILE}u <= {columns.size}u) {{
+simdgroup_store(sum[p][q], z + {place}, {rows.out[0]});
+}} else {{
+{through}
+}}"""
+    return arrays, f"""const u32 lane = {d.thread}.x % {WARP}u, warp = {d.thread}.x / {WARP}u;
+const u32 v = warp / 2u * {HALF}u, h = warp % 2u * {HALF}u;
+simdgroup_float8x8 sum[{count}][{count}];
+#pragma unroll
+for (int p = 0; p < {count}; ++p)
+#pragma unroll
+for (int q = 0; q < {count}; ++q) sum[p][q] = make_filled_simdgroup_matrix<float, {SIDE}, {SIDE}>(0.0f);
+for ({number} start = 0; start < {summed.size}u; start += {DEPTH}u) {{
+{loads}
+{d.barrier()}
+#pragma unroll
+for (int d = 0; d < {DEPTH}; d += {SIDE}) {{
+simdgroup_float8x8 a[{count}], b[{count}];
+#pragma unroll
+for (int q = 0; q < {count}; ++q) {{
+simdgroup_load(a[q], &tile_x[v + q * {SIDE}][d], {DEPTH + PAD});
+simdgroup_load(b[q], &tile_y[d][h + q * {SIDE}], {TILE + PAD});
+}}
+#pragma unroll
+for (int p = 0; p < {count}; ++p)
+#pragma unroll
+for (int q = 0; q < {count}; ++q) simdgroup_multiply_accumulate(sum[p][q], a[p], b[q], sum[p][q]);
+}}
+{d.barrier()}
+}}
+#pragma unroll
+for (int p = 0; p < {count}; ++p)
+#pragma unroll
+for (int q = 0; q < {count}; ++q) {{
+{through}
+}}"""
 
 
 def print_conv(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple[Launch, ...]:
