@@ -25,9 +25,10 @@ class LaneUnit:
     def run(
         self, name: str, groups: Sequence[int], threads: Sequence[int], addresses: Sequence[int], ends: Sequence[int]
     ) -> None:
+        types = [p.type for p in self._unit.kernels[name].parameters if p.is_buffer]
         buffers = [
-            Buffer(address, address, end - address, item_bytes=1, writable=True)
-            for address, end in zip(addresses, ends, strict=True)
+            Buffer(address, address, end - address, item_bytes=1 if "u8" in type else 4, writable=True)
+            for address, end, type in zip(addresses, ends, types, strict=True)
         ]
         (gx, gy, gz), (tx, ty, tz) = groups, threads
         self._unit.run(name, buffers, (gx, gy, gz), (tx, ty, tz), self._order, self._checked)

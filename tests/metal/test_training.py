@@ -12,6 +12,7 @@ from sexpgpu.backend.protocol import Budget, Device
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.train.loop import Stepper
 from sexpgpu.train.phases import assemble
+from tests.kernels.test_compiled import settings
 from tests.lanes.unit import compiler
 from tests.metal.mac import mac
 
@@ -35,6 +36,7 @@ def losses(device: Device, file: str, num_steps: int, **options: object) -> list
     return found
 
 
+ALL = sorted(EXAMPLES.glob("*.sx"))
 SMALL = {
     "tiny-sgd.sx": (20, {}, 1e-5),
     "tiny-adam.sx": (3, {"variant": "smoke"}, 1e-5),
@@ -47,3 +49,14 @@ def test_losses(file: str) -> None:
     num_steps, options, tolerance = SMALL[file]
     found = losses(mac()[0], file, num_steps, **options)
     np.testing.assert_allclose(found, losses(CpuDevice(threads=1), file, num_steps, **options), tolerance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
+def test_a_step_of_every_example(path: Path, tmp_path: Path) -> None:
+    options = {"variant": "smoke"} if "defvariant smoke" in path.read_text("utf-8") else {}
+    device = mac(max_buffer=1 << 32, working_set=1 << 34, order="shuffled")[0]
+    found, wanted = (
+        losses(each, path.name, 1, settings=settings(path, tmp_path), **options) for each in (device, CpuDevice())
+    )
+    np.testing.assert_allclose(found, wanted, 1e-4, 1e-6)
