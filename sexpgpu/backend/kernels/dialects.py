@@ -199,8 +199,11 @@ class Dialect(ABC):
 
     def literal(self, node: Node) -> str:
         """A scalar constant as a value in registers, exact to the bit."""
-        dtype = node.types[0].dtype
-        number = np.asarray(node.attrs["value"], NUMPY_DTYPES[dtype])
+        return self.scalar(node.attrs["value"], node.types[0].dtype)
+
+    def scalar(self, value: object, dtype: str) -> str:
+        """A number as a value in registers, exact to the bit."""
+        number = np.asarray(value, NUMPY_DTYPES[dtype])
         bits = int.from_bytes(number.tobytes(), "little")
         return self.literals[dtype].format(number=int(number) if KINDS.get(dtype) == "int" else bits)
 

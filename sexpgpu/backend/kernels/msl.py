@@ -132,6 +132,7 @@ print_step = PRINTER.print_step
 print_copy = PRINTER.print_copy
 print_group = PRINTER.print_group
 print_leaves = PRINTER.print_leaves
+print_attention = PRINTER.print_attention
 workspace_bytes = PRINTER.workspace_bytes
 workspace_bound = PRINTER.workspace_bound
 module_source = PRINTER.module_source

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from sexpgpu.backend.kernels import fusion, leaves, moves, rows
+from sexpgpu.backend.kernels import attention, fusion, leaves, moves, rows
 from sexpgpu.backend.kernels.contractions import print_conv, print_product
 from sexpgpu.backend.kernels.dialects import Dialect
 from sexpgpu.backend.kernels.draws import print_draws
@@ -79,6 +79,10 @@ class Printer:
     def print_leaves(self, node: Node, packs: bool, num_buffers: int = 1) -> tuple[Launch, ...]:
         """The kernels of leaves; see `leaves.print_leaves`."""
         return leaves.print_leaves(self.dialect, node, packs, num_buffers)
+
+    def print_attention(self, step: Step) -> tuple[Launch, ...]:
+        """The kernels of a composite of attention; see `attention`, which tells its workspaces."""
+        return attention.print_attention(step.node, *arguments(self.dialect, step))
 
     def workspace_bytes(self, step: Step) -> tuple[int, ...]:
         """Bytes of each workspace that a step's launches share; what they hold does not matter before or after."""
