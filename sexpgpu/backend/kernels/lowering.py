@@ -67,6 +67,10 @@ class Printers(Protocol):
         """The kernels of a row program."""
         ...
 
+    def print_attention(self, step: Step) -> tuple[Launch, ...]:
+        """The kernels of a composite of attention, where the dialect has them."""
+        ...
+
     def print_leaves(self, node: Node, packs: bool, num_buffers: int = 1) -> tuple[Launch, ...]:
         """The kernels of leaves. packs: whether all begin at multiples of 16 bytes. num_buffers: see `Tools`."""
         ...
@@ -351,7 +355,8 @@ class Lowering:
         """The operands that say where the buffers of a table begin."""
         return {("base", i): Place(f"{BASE}{i}") for i in range(self.tools.num_buffers)}
 
-    def _launch(self, kind: str, launch: Launch, known: Mapping[Role, Place | Table | None]) -> None:
+    def launch(self, kind: str, launch: Launch, known: Mapping[Role, Place | Table | None]) -> None:
+        """A kernel as the next action. known: what its operands point at."""
         self.add(kind, Kernel(launch, tuple([known[operand] for operand in launch.operands])))
 
     def _leaves(self, step: Step, workspace: Workspace) -> None:
@@ -368,7 +373,7 @@ class Lowering:
         for r, num_bytes in enumerate(leaves.partial_bytes(dialect, step.node)):
             known["workspace", r] = workspace.take(num_bytes)
         for launch in self.tools.printers.print_leaves(step.node, packs, self.tools.num_buffers):
-            self._launch("leaves", launch, known)
+            self.launch("leaves", launch, known)
 
     def _join(self, step: Step) -> None:
         """Single elements side by side."""
@@ -376,7 +381,7 @@ class Lowering:
         dtype = step.node.types[0].dtype
         launch = copies.join(self.tools.printers.dialect, len(places), dtype, self.tools.num_buffers)
         known = {**self._bases(), ("input", 0): Table(tuple(places)), ("output", 0): place_of(step.outputs[0])}
-        self._launch("move", launch, known)
+        self.launch("move", launch, known)
 
     def _sum(self, step: Step, workspace: Workspace) -> None:
         """A sum of what is widened reads bf16 as it lies; its workspaces are those of the sum of f32."""
@@ -480,7 +485,7 @@ class Lowering:
                 ("output", 0): decision,
                 ("output", 1): Place(HALT),
             }
-            self._launch("decide", copies.decide(dialect, len(self.flags), guard is not None), told)
+            self.launch("decide", copies.decide(dialect, len(self.flags), guard is not None), told)
         # Unguarded commits are made whatever was met.
         decision = decision if guard is not None else None
         dense: list[tuple[Place, Place, int]] = []
@@ -495,7 +500,7 @@ class Lowering:
         if dense:
             launch = copies.commit(dialect, len(dense), decision is not None, self.tools.num_buffers)
             known = {**self._bases(), ("input", 0): Table(tuple(dense)), ("input", 1): decision}
-            self._launch("commit", launch, known)
+            self.launch("commit", launch, known)
 
     def _commit_window(self, each: Copy, decision: Place | None) -> None:
         """A proposal that is a window of something."""
@@ -503,7 +508,7 @@ class Lowering:
         launch = copies.commit_window(self.tools.printers.dialect, each.type, *strides, decision is not None)
         known: dict[Role, Place | None] = {("input", 0): place_of(each.source), ("input", 1): decision}
         known["output", 0] = place_of(each.target)
-        self._launch("commit", launch, known)
+        self.launch("commit", launch, known)
 
 
 def _label(node: Node) -> str:

@@ -12,11 +12,12 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from sexpgpu.backend.kernels.lowering import Printing, partial_workspace
+from sexpgpu.backend.kernels.attention import is_attention, reason_against
+from sexpgpu.backend.kernels.lowering import Printing
 from sexpgpu.backend.kernels.msl import PRINTER
 from sexpgpu.backend.kernels.rows import program_of
 from sexpgpu.backend.metal.driver import Driver, MetalError
-from sexpgpu.backend.metal.lowering import lower
+from sexpgpu.backend.metal.lowering import lower, node_workspace
 from sexpgpu.backend.metal.memory import NUM_BUFFERS, largest_tensor, lasting
 from sexpgpu.backend.metal.pool import PAGE_BYTES, Pool
 from sexpgpu.backend.metal.report import report_lines
@@ -83,7 +84,7 @@ class MetalDevice:
         return MemoryProfile(
             "Metal",
             item_bytes=ITEM_BYTES,
-            workspace_bytes=lambda node: partial_workspace(node, self.tools.printers),
+            workspace_bytes=lambda node: node_workspace(node, self.tools.printers),
             # The ends of as many buffers as a session has, as far as they fit the longest one.
             runtime_bytes=lambda num_steps: NUM_BUFFERS * PAGE_BYTES,
             by_body=self.runs_by_body,
@@ -97,7 +98,9 @@ class MetalDevice:
         return OPS[node.op].work is Work.EXPAND and self.missed(node) is not None
 
     def missed(self, node: Node) -> str | None:
-        """Why a composite runs by its body; None where a row program takes it whole."""
+        """Why a composite runs by its body; None where a kernel takes it whole."""
+        if is_attention(node):
+            return reason_against(node)
         if _is_row_program(node.bodies[0]):
             return None
         works = {OPS[member.op].work for member in node.bodies[0].nodes}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from sexpgpu.backend.kernels.attention import BACKWARD, FORWARD
 from sexpgpu.backend.kernels.lowering import Lowered
 from sexpgpu.backend.kernels.report import counted, patterns, row
 from sexpgpu.ir.graph import Node
@@ -20,4 +21,8 @@ def report_lines(plan: ProgramPlan, phases: Sequence[Lowered], missed: Callable[
         lines.append(row(phase.name, counted(phase, {})))
         if phase.apply is not None:
             lines.append(row("  then, if it holds", counted(phase.apply, {})))
-    return [*lines, *patterns(plan.program, missed, lambda name: "row program")]
+    return [*lines, *patterns(plan.program, missed, _taker)]
+
+
+def _taker(name: str) -> str:
+    return "generated kernel" if name in (FORWARD, BACKWARD) else "row program"
