@@ -27,6 +27,7 @@ from sexpgpu.plan.flatten import Flat, Item
 from sexpgpu.plan.layout import VIEWS
 
 MAPS, ROWS, LEAVES, PRODUCT, SUM, ATTENTION = "maps", "rows", "leaves", "product", "sum", "attention"
+SCAN = "scan"
 """What leads a region: elementwise work alone; a row program; elementwise work on dense tensors with folds of all their
 elements, for many tensors side by side; a product that is rounded; a sum of what is widened; attention with bf16 at its
 edge."""
@@ -39,6 +40,9 @@ MAX_OPERANDS = 20
 """Of an elementwise region, read or written: enough for an optimizer's rule, few enough for a thread's registers."""
 SMALL = 16
 """How many times smaller than what reads it a value is that costs nothing to make for each element again."""
+ADDITIVE = frozenset({"add", "sub"})
+MAX_ADDITIONS = 4
+"""What a running fold makes of its input by itself."""
 REPEATED = frozenset({"cast", "add", "sub", "mul", "neg"})
 """Work on small values that is repeated for each element."""
 EVERYBODY = -1
@@ -50,12 +54,13 @@ class Rules:
     """What a device does as one piece of work.
 
     rows: whether a body is one row program. narrows: whether a product can be written as bf16. attends: whether an
-    attention composite is taken whole, with bf16 operands and results.
+    attention composite is taken whole, with bf16 operands and results. scans: whether a running fold makes its input.
     """
 
     rows: Callable[[Graph], bool]
     narrows: Callable[[Node], bool]
     attends: Callable[[Node], bool]
+    scans: Callable[[Node], bool]
 
 
 def added_axis(shape: Sequence[int], longer: Sequence[int]) -> int:
@@ -232,6 +237,8 @@ class _Former:
             return
         if self.items[i].node.op == "concat":
             self._gathers(i)
+        if own.kind == SCAN:
+            self._takes_additions(i)
         if own.kind in (MAPS, ROWS, SUM):
             for other in self._neighbours(i):
                 merged = self._merged(other, self.cluster[i])
@@ -251,6 +258,8 @@ class _Former:
             return PRODUCT
         if node.op in FOLDS and node.types[0].dtype == FOLDS[node.op]:
             return SUM
+        if OPS[node.op].work is Work.SCAN and not node.bodies and self.rules.scans(node):
+            return SCAN
         return ATTENTION if self.rules.attends(node) else ""
 
     def _rounds(self, i: int) -> bool:
@@ -265,6 +274,21 @@ class _Former:
         cluster.members.append(i)
         self.cluster[i] = cluster
         return True
+
+    def _takes_additions(self, i: int) -> None:
+        """Put a running fold with the few additions that make its input, if nothing else reads what they make."""
+        (value,) = self.items[i].inputs
+        maker = self.maker.get(value)
+        if maker is None or self.cluster[maker].kind != MAPS or maker in self.copied:
+            return
+        cluster = self.cluster[maker]
+        nodes = [self.items[member].node for member in cluster.members]
+        if any(node.op not in ADDITIVE or node.types[0] != self.flat.types[value] for node in nodes):
+            return
+        if len(nodes) <= MAX_ADDITIONS and self._writes(cluster) == [value] and self._final_readers(value) == {i}:
+            cluster.kind = SCAN
+            cluster.members.append(i)
+            self.cluster[i] = cluster
 
     def _gathers(self, i: int) -> None:
         """Put a concat with the attention whose results, each with one more axis, are all that it joins."""
@@ -560,7 +584,7 @@ class _Former:
     def _item(self, cluster: _Cluster) -> Item:
         first = self.items[cluster.members[0]]
         parts = cluster.parts or [cluster]
-        if len(cluster.members) == 1 and cluster.kind in ("", PRODUCT):
+        if len(cluster.members) == 1 and cluster.kind in ("", PRODUCT, SCAN):
             return first
         found = [self._body(part) for part in parts]
         plain = len(cluster.members) == 1 and cluster.kind not in (ROWS, LEAVES) and not found[0].pulled

@@ -15,9 +15,7 @@ from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import ARENA, Layout, contiguous
 from sexpgpu.plan.phase import Step
-from tests.kernels.emulator import DIALECTS, Placed, Unit
-
-SPELT = [printer.dialect.name for printer in DIALECTS]
+from tests.kernels.emulator import DIALECTS, RUNS, Placed, Unit
 
 SHAPE = (24, 48)
 F, H, COLUMN, ROW = (
@@ -62,22 +60,26 @@ def test_one_value_along_two_axes_is_two_reads() -> None:
     assert [value.layout.strides for value in group.reads] == [(1, 0), (0, 1)]
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-@pytest.mark.parametrize("printer", DIALECTS, ids=SPELT)
-def test_what_it_gives(printer: Printer, backwards: bool) -> None:
+@pytest.mark.parametrize("order, checked", RUNS)
+@pytest.mark.parametrize("printer", DIALECTS)
+def test_what_it_gives(printer: Printer, order: str, checked: bool) -> None:
     step = mixed()
     group, body = group_of(step), step.node.bodies[0]
     rng = np.random.default_rng(0)
     placed = {}
     for layout, value in zip((*step.inputs, *step.outputs), (*step.node.inputs, *step.node.outputs), strict=True):
-        placed[layout.offset_bytes] = Placed(value.type, layout.strides, 0, printer)
+        placed[layout.offset_bytes] = Placed(printer, value.type, layout.strides)
     arrays = {}
     for i, layout in enumerate(step.inputs):
         x = placed[layout.offset_bytes]
         x.array[...] = rng.normal(size=x.array.shape).astype(NUMPY_DTYPES[x.type.dtype])
         arrays[f"x{i}"] = x.value
     launch = printer.print_group(group)
-    Unit([launch], printer).run(launch, [placed[layout.offset_bytes].pointer for layout in group.places], backwards)
+    known = {
+        operand: placed[layout.offset_bytes].buffer(operand[0])
+        for operand, layout in zip(launch.operands, group.places, strict=True)
+    }
+    Unit(printer, [launch]).run(launch, known, order, checked)
     for wanted, layout in zip(evaluate(body, arrays).values(), step.outputs, strict=True):
         found = placed[layout.offset_bytes].value
         np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), 1e-6, 1e-6)
@@ -87,7 +89,7 @@ CONSTANTS = {"f32": -0.1, "bf16": 0.5, "f64": 0.1, "i32": -3, "i64": -(2**40), "
 
 
 @pytest.mark.parametrize("dtype", CONSTANTS)
-@pytest.mark.parametrize("printer", DIALECTS, ids=SPELT)
+@pytest.mark.parametrize("printer", DIALECTS)
 def test_a_constant_is_exact(printer: Printer, dtype: str) -> None:
     if dtype not in printer.dialect.memory:
         pytest.skip("the dialect has no such type")
@@ -95,12 +97,12 @@ def test_a_constant_is_exact(printer: Printer, dtype: str) -> None:
     b = Builder()
     x, chosen = b.input("x0", type), b.input("x1", test)
     group = group_of(region(b, [x, chosen], [b.where(chosen, b.like(CONSTANTS[dtype], x), x)]))
-    source, mask, target = (Placed(each, (1,), 0, printer) for each in (type, test, type))
+    source, mask, target = (Placed(printer, each, (1,)) for each in (type, test, type))
     source.array[...], mask.array[...] = 0, True
-    pointers = {type: source.pointer, test: mask.pointer}
     launch = printer.print_group(group)
-    operands = [pointers[value.type] if dtype != "bool" else mask.pointer for value in group.reads]
-    Unit([launch], printer).run(launch, [*operands, target.pointer], False)
+    reads = [source if dtype != "bool" and value.type == type else mask for value in group.reads]
+    known = {operand: x.buffer(operand[0]) for operand, x in zip(launch.operands, [*reads, target], strict=True)}
+    Unit(printer, [launch]).run(launch, known)
     assert target.value.tobytes() == np.full(3, CONSTANTS[dtype], NUMPY_DTYPES[dtype]).tobytes()
 
 

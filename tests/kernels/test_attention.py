@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.kernels.attention import reason_against, workspace_bytes
+from sexpgpu.backend.kernels.launch import Operand
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import make
 from sexpgpu.ir.graph import Node
@@ -17,7 +19,8 @@ from sexpgpu.ir.ops.composite import _meaning
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import contiguous
 from sexpgpu.plan.phase import Step
-from tests.kernels.emulator import MSL, Placed, Unit, compiler
+from tests.kernels.emulator import MSL, RUNS, Placed, Unit, compiler, space
+from tests.lanes.unit import Buffer
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs g++")
 
@@ -44,25 +47,26 @@ def heads_inside(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (heads * rows * columns, columns, heads * columns, 1)
 
 
-def run(unit: Unit, node: Node, arrays: list[Array], backwards: bool) -> list[Array]:
-    inputs = [Placed(v.type, heads_inside(v.shape), 0, MSL) for v in node.inputs]
-    outputs = [Placed(type, contiguous(type.shape), 0, MSL) for type in node.types]
+def run(unit: Unit, node: Node, arrays: list[Array], order: str, checked: bool) -> list[Array]:
+    inputs = [Placed(MSL, v.type, heads_inside(v.shape)) for v in node.inputs]
+    outputs = [Placed(MSL, type, contiguous(type.shape)) for type in node.types]
     for placed, array in zip(inputs, arrays, strict=True):
         placed.array[...] = array
-    known: dict[Any, int] = {("input", i): x.pointer for i, x in enumerate(inputs)}
-    known |= {("output", i): x.pointer for i, x in enumerate(outputs)}
-    raw = [np.full(n + 16, 0xFF, np.uint8) for n in workspace_bytes(node)]
-    known |= {("workspace", i): r.ctypes.data + -r.ctypes.data % 16 for i, r in enumerate(raw)}
+    spaces = [space(n) for n in workspace_bytes(node)]
+    known: dict[Operand, Buffer] = {("input", i): x.buffer("input") for i, x in enumerate(inputs)}
+    known |= {("output", i): x.buffer("output") for i, x in enumerate(outputs)}
+    known |= {("workspace", i): buffer for i, (_, buffer) in enumerate(spaces)}
     around = [x.others() for x in outputs]
     for launch in MSL.print_attention(step_of(node)):
-        unit.run(launch, [known[operand] for operand in launch.operands], backwards)
+        unit.run(launch, known, order, checked)
+        known |= {operand: replace(known[operand], initialised=True) for operand in launch.operands}
     assert [x.others() for x in outputs] == around, "a byte beside an output was written"
     return [x.value for x in outputs]
 
 
 def step_of(node: Node) -> Step:
-    places = [Placed(v.type, heads_inside(v.shape), 0, MSL).layout for v in node.inputs]
-    return Step(node, tuple(places), tuple([Placed(t, contiguous(t.shape), 0, MSL).layout for t in node.types]))
+    places = [Placed(MSL, v.type, heads_inside(v.shape)).layout for v in node.inputs]
+    return Step(node, tuple(places), tuple([Placed(MSL, t, contiguous(t.shape)).layout for t in node.types]))
 
 
 CASES = [
@@ -79,7 +83,7 @@ def test_kernels() -> None:
     made = [attention(*case) for case in CASES]
     nodes = [node for pair in made for node in pair]
     assert not any(reason_against(node) for node in nodes)
-    unit = Unit([x for n in nodes for x in MSL.print_attention(step_of(n))], MSL)
+    unit = Unit(MSL, [x for n in nodes for x in MSL.print_attention(step_of(n))])
     for case, (forward, backward) in zip(CASES, made, strict=True):
         tolerance = 2e-2 if case[5] == "bf16" else 2e-5
         arrays = []
@@ -91,9 +95,9 @@ def test_kernels() -> None:
         wanted = _meaning(Context(), forward, arrays)
         cotangent = rng.normal(size=forward.types[0].shape).astype(np.float32)
         slopes = _meaning(Context(), backward, [*arrays, *wanted, cotangent])
-        for backwards in (False, True):
-            found = run(unit, forward, arrays, backwards)
-            found += run(unit, backward, [*arrays, *wanted, cotangent], backwards)
+        for order, checked in RUNS:
+            found = run(unit, forward, arrays, order, checked)
+            found += run(unit, backward, [*arrays, *wanted, cotangent], order, checked)
             for x, y in zip(found, (*wanted, *slopes), strict=True):
                 both = (z.astype(np.float64) for z in (x, y))
                 np.testing.assert_allclose(*both, tolerance, tolerance, err_msg=str(case))

@@ -20,8 +20,9 @@ from sexpgpu.ir.opdef import OPS, Array, Context, Sample, Work
 from sexpgpu.ir.types import NUMPY_DTYPES
 from sexpgpu.plan.layout import VIEWS, Strides, constant_strides, contiguous
 from sexpgpu.plan.phase import Step
-from tests.kernels.emulator import CUDA, DIALECTS, Placed, Unit, compiler, execute
+from tests.kernels.emulator import CUDA, DIALECTS, RUNS, Placed, Unit, compiler, execute
 from tests.kernels.larger import LARGER
+from tests.lanes.unit import Fault
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs g++")
 
@@ -62,7 +63,6 @@ def reversed_(shape: Sequence[int]) -> Strides:
     return tuple(-s for s in contiguous(tuple(shape)))
 
 
-SPELT = [printer.dialect.name for printer in DIALECTS]
 LAYOUTS = {"contiguous": contiguous, "transposed": transposed, "repeated": repeated, "reversed": reversed_}
 
 
@@ -82,11 +82,11 @@ def case(name: str, sample: Sample, layout: str, seed: int, printer: Printer = C
     inputs = []
     for i, type in enumerate(sample.types):
         # The second layout also begins where no pack may.
-        placed = Placed(type, LAYOUTS[layout](type.shape), 0 if layout == "contiguous" else 8, printer)
+        placed = Placed(printer, type, LAYOUTS[layout](type.shape), 0 if layout == "contiguous" else 8)
         placed.array[...] = values(sample, i, rng)
         inputs.append(placed)
     strides = [constant_strides(node) if OPS[name].work is Work.FILL else contiguous(t.shape) for t in node.types]
-    outputs = [Placed(t, s, 0, printer) for t, s in zip(node.types, strides, strict=True)]
+    outputs = [Placed(printer, t, s) for t, s in zip(node.types, strides, strict=True)]
     step = Step(node, tuple(p.layout for p in inputs), tuple(p.layout for p in outputs))
     return Case(sample, node, step, inputs, outputs)
 
@@ -108,11 +108,11 @@ def check(unit: Unit, case: Case) -> None:
         expected = OPS[node.op].meaning(context, node, [p.value for p in case.inputs])
     wanted = expected if isinstance(expected, tuple) else (expected,)
     before = [p.raw.tobytes() for p in case.inputs]
-    for backwards in (False, True):
+    for order, checked in RUNS:
         for placed in case.outputs:
             placed.raw[:] = 0xA5
         clean = [p.others() for p in case.outputs]
-        words = execute(unit, case.step, case.inputs, case.outputs, backwards)
+        words = execute(unit, case.step, case.inputs, case.outputs, order, checked)
         assert [p.others() for p in case.outputs] == clean, "wrote outside an output"
         assert [p.raw.tobytes() for p in case.inputs] == before, "wrote into an input"
         flag = read_flag(words)
@@ -125,15 +125,15 @@ def check(unit: Unit, case: Case) -> None:
                 np.testing.assert_allclose(found, np.asarray(result).astype(np.float64), 2e-5, 1e-5)
 
 
-def run(cases: Sequence[Case], printer: Printer) -> None:
+def run(printer: Printer, cases: Sequence[Case]) -> None:
     launches = [launch for c in cases for launch in printer.print_step(c.step)]
     if not launches:
         return
-    unit = Unit(launches, printer)
+    unit = Unit(printer, launches)
     for c in cases:
         try:
             check(unit, c)
-        except AssertionError as error:
+        except (AssertionError, Fault) as error:
             error.add_note(f"{c.node}\n{c.step}\n" + "\n".join(launch.source for launch in printer.print_step(c.step)))
             raise
 
@@ -145,7 +145,7 @@ def held(samples: Sequence[Sample], printer: Printer) -> list[Sample]:
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("printer", DIALECTS, ids=SPELT)
+@pytest.mark.parametrize("printer", DIALECTS)
 def test_samples_in_every_layout(printer: Printer, name: str) -> None:
     cases = [
         case(name, sample, layout, zlib.crc32(f"{name}{number}".encode()), printer)
@@ -153,7 +153,7 @@ def test_samples_in_every_layout(printer: Printer, name: str) -> None:
         for layout in (LAYOUTS if sample.types else ("contiguous",))
     ]
     assert all(supported(c.node) for c in cases)
-    run(cases, printer)
+    run(printer, cases)
 
 
 WIDE = (
@@ -174,7 +174,7 @@ WIDE = (
 
 
 @pytest.mark.parametrize("name", WIDE)
-@pytest.mark.parametrize("printer", DIALECTS, ids=SPELT)
+@pytest.mark.parametrize("printer", DIALECTS)
 def test_indices_of_64_bits(printer: Printer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of tensors with more than 2^31 elements, on small ones."""
     monkeypatch.setattr(nest, "LIMIT", 1)
@@ -182,7 +182,7 @@ def test_indices_of_64_bits(printer: Printer, name: str, monkeypatch: pytest.Mon
     samples = held([*OPS[name].samples, *LARGER.get(name, ())][::2], printer)
     cases = [case(name, sample, layout, 1, printer) for sample in samples for layout in ("contiguous", "reversed")]
     try:
-        run(cases, printer)
+        run(printer, cases)
     finally:
         printers._print.cache_clear()
 

@@ -6,6 +6,7 @@
 #include "checker.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <vector>
 
@@ -16,46 +17,42 @@ enum Kind { READ, WRITE, ATOMIC };
 const unsigned MANY = 0xfffffffeu, MANY_OF_WARP = 0x80000000u;
 
 struct Access {
-  uint64_t group;
-  unsigned lane, group_time, warp_time;  // NOBODY: none so far
+  unsigned who, group, group_time, warp_time;  // who: the lane + 1; 0: none so far
 };
 struct Cell {
   Access writer, reader;
-  bool atomic, initialised;
+  bool atomic, written;
 };
 struct Region {
   char *begin, *end;
   unsigned cell_bytes;
   int argument;
   bool shared, initialised, writable;
-  std::vector<Cell> cells;
+  size_t num_cells;
+  Cell* cells;  // from calloc: pages of cells that nobody touches cost nothing
 };
 
 std::vector<Region> regions;
 size_t last;
 unsigned group_time[2], warp_time[MAX_LANES / WIDTH][2];  // by kind of memory: device, shared
-uint64_t group;
+unsigned group;
 char *stacks_begin, *stacks_end, *module_begin, *module_end;
 bool running;
 
-const Cell UNTOUCHED = {{0, NOBODY, 0, 0}, {0, NOBODY, 0, 0}, false, false};
-
 void add(char* begin, size_t bytes, unsigned item_bytes, int argument, bool shared, bool initialised, bool writable) {
   unsigned cell_bytes = item_bytes % 4 == 0 ? 4 : item_bytes;
-  Region region = {begin, begin + bytes, cell_bytes, argument, shared, initialised, writable, {}};
-  region.cells.assign((bytes + cell_bytes - 1) / cell_bytes, UNTOUCHED);
-  for (Cell& cell : region.cells) cell.initialised = initialised;
-  regions.push_back(std::move(region));
+  size_t num_cells = (bytes + cell_bytes - 1) / cell_bytes;
+  regions.push_back({begin, begin + bytes, cell_bytes, argument, shared, initialised, writable, num_cells, nullptr});
 }
 
 bool concurrent(const Access& before, const Region& region) {
   const Lane& now = *lanes_state.current;
-  if (before.lane == NOBODY) return false;
+  if (!before.who) return false;
   if (before.group != group) return !region.shared;
-  if (before.lane == now.index || before.group_time != group_time[region.shared]) return false;
-  unsigned warp = before.lane == MANY                ? NOBODY
-                  : before.lane & MANY_OF_WARP       ? before.lane & ~MANY_OF_WARP
-                                                     : before.lane / WIDTH;
+  if (before.who == now.index + 1 || before.group_time != group_time[region.shared]) return false;
+  unsigned warp = before.who == MANY            ? NOBODY
+                  : before.who & MANY_OF_WARP   ? before.who & ~MANY_OF_WARP
+                                                : (before.who - 1) / WIDTH;
   return warp != now.warp || before.warp_time == warp_time[warp][region.shared];
 }
 
@@ -66,15 +63,15 @@ void tell(const char* what, void* pc, const Region* region, long element, unsign
 
 void remember_reader(Cell& cell, const Access& now) {
   Access& reader = cell.reader;
-  bool current = reader.lane != NOBODY && reader.group == group && reader.group_time == now.group_time;
-  unsigned warp = now.lane / WIDTH;
-  if (!current || reader.lane == now.lane) {
+  bool current = reader.who && reader.group == group && reader.group_time == now.group_time;
+  unsigned warp = (now.who - 1) / WIDTH;
+  if (!current || reader.who == now.who) {
     reader = now;
-  } else if (reader.lane == (MANY_OF_WARP | warp) || (reader.lane < MAX_LANES && reader.lane / WIDTH == warp)) {
+  } else if (reader.who == (MANY_OF_WARP | warp) || (reader.who <= MAX_LANES && (reader.who - 1) / WIDTH == warp)) {
     reader = now;
-    reader.lane = MANY_OF_WARP | warp;
+    reader.who = MANY_OF_WARP | warp;
   } else {
-    reader.lane = MANY;
+    reader.who = MANY;
   }
 }
 
@@ -97,30 +94,29 @@ void access(const volatile void* address, size_t bytes, Kind kind, void* pc) {
   }
   if (kind != READ && !region.writable) tell("a write to a buffer that is only read", pc, &region, 0, NOBODY);
   const Lane& self = *lanes_state.current;
-  Access now = {group, self.index, group_time[region.shared], warp_time[self.warp][region.shared]};
+  Access now = {self.index + 1, group, group_time[region.shared], warp_time[self.warp][region.shared]};
   size_t first = (p - region.begin) / region.cell_bytes, stop = (p - region.begin + bytes - 1) / region.cell_bytes + 1;
   for (size_t i = first; i < stop; ++i) {
     Cell& cell = region.cells[i];
     if (!(kind == ATOMIC && cell.atomic) && concurrent(cell.writer, region))
       tell(kind == READ ? "a race: read of what another lane writes" : "a race: two lanes write", pc, &region, (long)i,
-           cell.writer.lane);
+           cell.writer.who - 1);
     if (kind != READ && concurrent(cell.reader, region))
-      tell("a race: write of what another lane reads", pc, &region, (long)i, cell.reader.lane);
-    if (kind != WRITE && !cell.initialised)
+      tell("a race: write of what another lane reads", pc, &region, (long)i, cell.reader.who - 1);
+    if (kind != WRITE && !cell.written && !region.initialised)
       tell("a read of memory that nothing was written to", pc, &region, (long)i, NOBODY);
     if (kind == READ) {
       remember_reader(cell, now);
     } else {
       cell.writer = now;
       cell.atomic = kind == ATOMIC;
-      cell.initialised = true;
+      cell.written = true;
     }
   }
 }
 }  // namespace
 
 void lanes::begin_run(const Request& request, char* stacks, size_t stack_bytes) {
-  regions.clear();
   last = 0;
   stacks_begin = stacks;
   stacks_end = stacks + stack_bytes;
@@ -153,16 +149,23 @@ void lanes::begin_run(const Request& request, char* stacks, size_t stack_bytes) 
     const SharedArray& array = request.arrays[n];
     add((char*)lanes_state.arena + array.offset, array.bytes, array.item_bytes, -2 - n, true, false, true);
   }
+  for (Region& region : regions) region.cells = (Cell*)calloc(region.num_cells, sizeof(Cell));
   memset(group_time, 0, sizeof group_time);
   memset(warp_time, 0, sizeof warp_time);
   running = true;
 }
 
+void lanes::end_run() {
+  running = false;
+  for (Region& region : regions) free(region.cells);
+  regions.clear();
+}
+
 void lanes::begin_group(uint64_t number) {
-  group = number;
+  group = (unsigned)number;
   ++group_time[0], ++group_time[1];
   for (Region& region : regions)
-    if (region.shared) std::fill(region.cells.begin(), region.cells.end(), UNTOUCHED);
+    if (region.shared) memset((void*)region.cells, 0, region.num_cells * sizeof(Cell));
 }
 
 void lanes::ordered(bool whole_group, unsigned warp, unsigned memory) {

@@ -42,6 +42,7 @@ void report(const Found& fault);
 // Leave the lane, and end the run.
 void give_up();
 void begin_run(const Request& request, char* stacks, size_t stack_bytes);
+void end_run();
 void begin_group(uint64_t number);
 // A collective was released that orders these kinds of memory, of the group or of one warp.
 void ordered(bool whole_group, unsigned warp, unsigned memory);

@@ -352,7 +352,8 @@ extern "C" int lanes_run(const Request* request, Found** result) {
   lanes_state.num_groups = request->num_groups;
   lanes_state.group_size = request->group_size;
   lanes_state.checked = request->checked;
-  for (unsigned i = 0; i < request->num_arguments; ++i) lanes_state.arguments[i] = request->arguments[i].address;
+  for (unsigned i = 0; i < request->num_arguments && i < MAX_ARGUMENTS; ++i)
+    lanes_state.arguments[i] = request->arguments[i].address;
   const Three& size = request->group_size;
   for (unsigned i = 0; i < count; ++i) {
     order[i] = request->order == REVERSE ? count - 1 - i : i;
@@ -379,6 +380,7 @@ extern "C" int lanes_run(const Request* request, Found** result) {
   setitimer(ITIMER_PROF, &limit, nullptr);
   if (!sigsetjmp(escape, 1)) run_all(*request);
   setitimer(ITIMER_PROF, &none, nullptr);
+  end_run();
   for (int i = 0; i < 4; ++i) sigaction(SIGNALS[i], &before[i], nullptr);
   sigaltstack(&before_stack, nullptr);
   return num_found;

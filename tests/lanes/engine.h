@@ -3,7 +3,7 @@
 #pragma GCC system_header
 
 namespace lanes {
-enum { WIDTH = 32, MAX_LANES = 1024, SLOT_BYTES = 64, MAX_ARGUMENTS = 64 };
+enum { WIDTH = 32, MAX_LANES = 1024, SLOT_BYTES = 64, MAX_ARGUMENTS = 128 };
 enum Memory { NO_MEMORY = 0, DEVICE_MEMORY = 1, SHARED_MEMORY = 2 };
 enum Status { FRESH, READY, AT_WARP, AT_GROUP, RETURNED };
 struct Three { unsigned x, y, z; };

@@ -16,7 +16,7 @@ HEADS = {
     "cuda": re.compile(r'extern\s+"C"\s+__global__\s+void\s+(?:__launch_bounds__\s*\([^()]*\)\s*)?(\w+)\s*\('),
     "msl": re.compile(
         r"(?:\[\[[^\]]*\]\]\s*)?\bkernel\s+(?:\[\[[^\]]*\]\]\s*)?void\s+(?:\[\[[^\]]*\]\]\s*)?(\w+)\s*(?:\[\[[^\]]*\]\]\s*)?\("
-    ),  # fmt: skip
+    ),
 }
 SHARED = {"cuda": "__shared__", "msl": "threadgroup"}
 _TYPE = r"(?:const\s+)?[A-Za-z_]\w*(?:\s*<[^;{}()]*?>)?"

@@ -27,8 +27,8 @@ kernel void center(device const float* x [[buffer(0)]], device float* y [[buffer
   float mean = block_sum(sum, parts, lane, warp, warps) / float(count);
   for (uint c = tid; c < count; c += size) y[row * count + c] = x[row * count + c] - mean;
 }
-kernel void turn(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], uint2 at [[thread_position_in_threadgroup]],
-                 uint2 group [[threadgroup_position_in_grid]]) {
+kernel void turn(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                 uint2 at [[thread_position_in_threadgroup]], uint2 group [[threadgroup_position_in_grid]]) {
   threadgroup float tile[8][9];
   tile[at.y][at.x] = x[(group.y * 8u + at.y) * 16u + group.x * 8u + at.x];
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -43,10 +43,12 @@ kernel void matmul(device const float* x [[buffer(0)]], device const float* y [[
   }
   simdgroup_store(c, z, 8);
 }
-kernel void count(device const int* x [[buffer(0)]], device atomic_uint* counts [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+kernel void count(device const int* x [[buffer(0)]], device atomic_uint* counts [[buffer(1)]],
+                  uint i [[thread_position_in_grid]]) {
   atomic_fetch_add_explicit(&counts[x[i]], 1u, memory_order_relaxed);
 }
-kernel void bits(device const float* x [[buffer(0)]], device uint* y [[buffer(1)]], uint i [[thread_position_in_grid]]) {
+kernel void bits(device const float* x [[buffer(0)]], device uint* y [[buffer(1)]],
+                 uint i [[thread_position_in_grid]]) {
   float other = simd_shuffle_xor(x[i], 1);
   y[i] = as_type<uint>(precise::exp(other)) + uint(ulong(simd_ballot(x[i] > 0.0f)) & 1ul);
 }
@@ -88,11 +90,14 @@ def test_kernels_of_msl(msl: Unit, order: str, checked: bool) -> None:
 
 
 def test_faults_name_the_kernel_and_the_line() -> None:
-    text = HEAD + """kernel void late(device float* y [[buffer(0)]], uint i [[thread_position_in_threadgroup]]) {
+    text = (
+        HEAD
+        + """kernel void late(device float* y [[buffer(0)]], uint i [[thread_position_in_threadgroup]]) {
   if (i > 40u) return;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   y[i] = 1.0f;
 }"""
+    )
     unit, y = Unit(text, "msl"), np.zeros(64, np.float32)
     with pytest.raises(Fault, match="late: some lanes returned before a barrier of the others at line 5") as fault:
         unit.run("late", [Buffer.of(y, True)], (1, 1, 1), (64, 1, 1))

@@ -4,7 +4,8 @@
     unit.run("add", [Buffer.of(x), Buffer.of(y, writable=True)], grid=(4, 1, 1), group=(256, 1, 1))
 
 `buffers` is a sequence, or a mapping from buffer numbers of MSL (`[[buffer(n)]]`); in CUDA the place among the
-parameters counts. Scalars of MSL are references into buffers as well. `grid` counts groups (blocks, threadgroups),
+parameters counts. Scalars of MSL are references into buffers as well. Numbers from 128 on are of memory that a kernel
+reaches through a table of pointers. `grid` counts groups (blocks, threadgroups),
 `group` counts lanes (threads). `order` is one of `ORDERS`: how lanes of a group and groups follow each other. With
 `checked` every access is watched: races, accesses outside the extents of `Buffer`, reads of what nothing wrote,
 writes to what is only read; it is some five times slower, and its library is compiled at the first such run.
@@ -92,7 +93,8 @@ class _Three(ctypes.Structure):
 
 class _Argument(ctypes.Structure):
     _fields_ = [("address", ctypes.c_void_p), ("begin", ctypes.c_void_p), ("bytes", ctypes.c_size_t),
-                ("item_bytes", ctypes.c_uint32), ("initialised", ctypes.c_uint32), ("writable", ctypes.c_uint32)]  # fmt: skip
+                ("item_bytes", ctypes.c_uint32), ("initialised", ctypes.c_uint32),
+                ("writable", ctypes.c_uint32)]  # fmt: skip
 
 
 class _Request(ctypes.Structure):
@@ -294,7 +296,7 @@ class _Library:
         run_compiler(["g++", "-x", "c++", *COMMON, standard, *flags, "-c", "-o", str(folder / "unit.o"), "-"], source)
         # Without the flags, so that no runtime of a sanitizer comes along.
         link = ["-L", str(folder.parent), "-llanes", f"-Wl,-rpath,{folder.parent}", "-lm"]
-        run_compiler(["g++", "-shared", "-o", str(self.path), str(folder / "unit.o"), *link])
+        run_compiler(["g++", "-shared", "-Wl,-z,defs", "-o", str(self.path), str(folder / "unit.o"), *link])
         self.symbols = ctypes.CDLL(str(self.path))
         begin, end = ctypes.c_void_p(), ctypes.c_void_p()
         self.symbols.lanes_module(ctypes.byref(begin), ctypes.byref(end))
@@ -303,6 +305,8 @@ class _Library:
     def line(self, pc: int) -> int:
         """The line of the kernels' text where an access is, whatever it was inlined into; 0 if there is none."""
         place = hex(pc - 1 - self.begin)
-        done = subprocess.run(["addr2line", "-i", "-e", str(self.path), place], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["addr2line", "-i", "-e", str(self.path), place], capture_output=True, text=True, check=True
+        )
         found = re.findall(r"kernels:(\d+)", done.stdout)
         return int(found[0]) if found else 0

@@ -30,6 +30,7 @@ from sexpgpu.backend.cuda.report import Report, report_lines
 from sexpgpu.backend.cuda.session import CudaSession, Toolbox
 from sexpgpu.backend.kernels.cuda import PRINTER
 from sexpgpu.backend.kernels.rows import program_of
+from sexpgpu.backend.kernels.scans import absorbs
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.backend.trips import write_out
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
@@ -103,7 +104,7 @@ class CudaDevice:
     @cached_property
     def profile(self) -> MemoryProfile:
         """What the planner knows of this device."""
-        rules = Rules(lambda body: program_of(body) is not None, _narrows, self._attends)
+        rules = Rules(lambda body: program_of(body) is not None, _narrows, self._attends, absorbs)
         return MemoryProfile("cuda", workspace_bytes=self._workspace_bytes, by_body=self.runs_by_body, rules=rules)
 
     def _workspace_bytes(self, node: Node) -> int:

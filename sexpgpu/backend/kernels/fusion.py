@@ -5,6 +5,7 @@ Flow: the lowering of a device asks for the group of a step, and prints it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from sexpgpu.backend.kernels.dialects import Dialect
@@ -50,12 +51,17 @@ class Group:
 
 
 def group_of(step: Step) -> Group:
-    """The kernel of a region of elementwise work.
+    """The kernel of a region of elementwise work."""
+    body = step.node.bodies[0]
+    return group_for(step, dict(zip(step.outputs, body.output_values, strict=True)))
+
+
+def group_for(step: Step, wanted: Mapping[Layout, IrValue]) -> Group:
+    """The elementwise work of a region that makes some values, by where these go.
 
     A value of fewer axes is read, or made, at each element; what it is repeated along has a stride of 0.
     """
-    body = step.node.bodies[0]
-    layouts = dict(zip(body.inputs, step.inputs, strict=True))
+    layouts = dict(zip(step.node.bodies[0].inputs, step.inputs, strict=True))
     group = Group(step.node.types[0].shape)
     known: dict[tuple[IrValue, tuple[int, ...]], str] = {}
 
@@ -79,7 +85,7 @@ def group_of(step: Step) -> Group:
         return known[key]
 
     whole = tuple(range(len(group.shape)))
-    for value, layout in zip(body.output_values, step.outputs, strict=True):
+    for layout, value in wanted.items():
         group.writes[Value(layout, value.type)] = named(value, whole)
     return group
 
@@ -135,10 +141,8 @@ def _type(spelt: str, pack: int, packed: bool) -> str:
     return f"Pack<{spelt}, {pack}>" if packed else spelt
 
 
-def _element(
-    d: Dialect, group: Group, inputs: dict[str, Argument], memory: dict[str, str], targets: dict[str, str]
-) -> str:
-    """The statements for one element. A bf16 value is rounded where it is made, as it would be in memory."""
+def computed(d: Dialect, group: Group, inputs: Mapping[str, Argument], memory: Mapping[str, str]) -> list[str]:
+    """The statements that make one element. A bf16 value is rounded where it is made, as it would be in memory."""
     lines = [
         f"const {x.register} {register} = {x.load(memory[name])};"
         for (name, x), register in zip(inputs.items(), group.reads.values(), strict=True)
@@ -149,6 +153,13 @@ def _element(
         if dtype == "bf16":
             value = d.load(dtype, d.store(dtype, value))
         lines.append(f"const {d.registers[dtype]} {made} = {value};")
+    return lines
+
+
+def _element(
+    d: Dialect, group: Group, inputs: Mapping[str, Argument], memory: Mapping[str, str], targets: Mapping[str, str]
+) -> str:
+    lines = computed(d, group, inputs, memory)
     for (value_at, made), target in zip(group.writes.items(), targets.values(), strict=True):
         lines.append(f"{target} = {d.store(value_at.type.dtype, made)};")
     return "\n".join(lines)

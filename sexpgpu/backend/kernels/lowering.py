@@ -30,7 +30,7 @@ from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.layout import Layout, Strides, contiguous, is_contiguous
 from sexpgpu.plan.phase import Copy, PhasePlan, Step
-from sexpgpu.plan.regions import LEAVES, MAPS, PRODUCT, ROWS, SUM
+from sexpgpu.plan.regions import LEAVES, MAPS, PRODUCT, ROWS, SCAN, SUM
 
 WORKSPACE, OUTBOX, HALT = "workspace", "outbox", "halt"
 BASE = "base:"
@@ -339,7 +339,7 @@ class Lowering:
         elif node.op == "concat" and all(value.type.size == 1 for value in node.inputs):
             self._join(step)
         else:
-            self.single(step, workspace)
+            self.single(step, workspace, SCAN if kind == SCAN else "")
         self.workspace_bytes = max(self.workspace_bytes, workspace.used)
 
     def own(self, step: Step, workspace: Workspace) -> bool:

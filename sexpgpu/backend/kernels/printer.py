@@ -22,10 +22,10 @@ from sexpgpu.backend.kernels.maps import print_fill, print_map, table_fits
 from sexpgpu.backend.kernels.operands import BASE_BYTES, Argument, arguments
 from sexpgpu.backend.kernels.reductions import print_reduce, reduce_bound, reduce_workspace
 from sexpgpu.backend.kernels.rows import Program
-from sexpgpu.backend.kernels.scans import print_scan
+from sexpgpu.backend.kernels.scans import print_scan, print_scan_of
 from sexpgpu.backend.kernels.scatter import print_scatter, scatter_workspace
 from sexpgpu.backend.kernels.selects import print_select, select_workspace
-from sexpgpu.ir.graph import Node
+from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.types import TensorType
 from sexpgpu.plan.layout import Strides
@@ -55,11 +55,15 @@ class Printer:
     dialect: Dialect
 
     def print_step(self, step: Step) -> tuple[Launch, ...]:
-        """The launches of a step, to run one after the other; none where there is nothing to write."""
+        """The launches of a step, to run one after the other; none where there is nothing to write.
+
+        Of regions, a running fold with what makes its input is such a step.
+        """
         node = step.node
         layouts = tuple([(x.strides, x.offset_bytes % BASE_BYTES) for x in (*step.inputs, *step.outputs)])
         types = (*(v.type for v in node.inputs), *node.types)
-        return _print(self.dialect, _Work(node.op, repr(sorted(node.attrs.items())), types, layouts, step))
+        attrs = repr(sorted(node.attrs.items()))
+        return _print(self.dialect, _Work(node.op, attrs, node.bodies, types, layouts, step))
 
     def print_copy(self, copy: Copy) -> tuple[Launch, ...]:
         """The launches of a copy that a plan names (`saves`, `commits`): operand `input` 0 to `output` 0."""
@@ -125,6 +129,7 @@ class _Work:
 
     op: str
     attrs: str
+    bodies: tuple[Graph, ...]
     types: tuple[TensorType, ...]
     layouts: tuple[tuple[Strides, int], ...]
     step: Step = field(compare=False)
@@ -134,6 +139,8 @@ class _Work:
 def _print(dialect: Dialect, work: _Work) -> tuple[Launch, ...]:
     inputs, outputs = arguments(dialect, work.step)
     node = work.step.node
+    if node.op == "region":
+        return print_scan_of(work.step, inputs, outputs[0])
     launches = _printed(node, inputs, outputs)
     if launches and notes(dialect, node):
         number = len(_workspace(node, inputs[0], outputs[0]))

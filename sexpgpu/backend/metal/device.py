@@ -16,6 +16,7 @@ from sexpgpu.backend.kernels.attention import is_attention, reason_against
 from sexpgpu.backend.kernels.lowering import Printing
 from sexpgpu.backend.kernels.msl import PRINTER
 from sexpgpu.backend.kernels.rows import program_of
+from sexpgpu.backend.kernels.scans import absorbs
 from sexpgpu.backend.metal.driver import Driver, MetalError
 from sexpgpu.backend.metal.lowering import lower, node_workspace
 from sexpgpu.backend.metal.memory import NUM_BUFFERS, largest_tensor, lasting
@@ -89,7 +90,7 @@ class MetalDevice:
             runtime_bytes=lambda num_steps: NUM_BUFFERS * PAGE_BYTES,
             by_body=self.runs_by_body,
             max_tensor_bytes=self.tools.driver.max_buffer_bytes(),
-            rules=Rules(_is_row_program, _never, _never),
+            rules=Rules(_is_row_program, _never, _never, absorbs),
             is_host=True,
         )
 
