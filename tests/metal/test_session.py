@@ -18,7 +18,7 @@ from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.program import Phase, Program, Slot
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from tests.backend.random_programs import random_program, reference_call
-from tests.lanes.unit import compiler
+from tests.lanes.unit import ORDERS, compiler
 from tests.metal.fake_metal import ERROR_OUT_OF_MEMORY, NON_VOLATILE, NSError
 from tests.metal.mac import mac
 
@@ -34,7 +34,7 @@ WITHOUT_F64 = (1, 3, 4, 5, 6)
 @pytest.mark.parametrize("seed", WITHOUT_F64)
 def test_random_programs(seed: int) -> None:
     program, contents, feeds = random_program(seed)
-    card, gpu = mac(order=("forward", "reverse", "shuffled")[seed % 3])
+    card, gpu = mac(order=ORDERS[seed % 3], checked=seed == WITHOUT_F64[-1])
     session = card.open(card.plan(program, Budget()))
     for name, array in contents.items():
         session.write(name, array)

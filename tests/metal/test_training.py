@@ -51,6 +51,14 @@ def test_losses(file: str) -> None:
     np.testing.assert_allclose(found, losses(CpuDevice(threads=1), file, num_steps, **options), tolerance)
 
 
+def test_attention_is_kernels() -> None:
+    device = mac()[0]
+    plan = device.plan(assemble(load_experiment(EXAMPLES / "char-gpt.sx", variant="smoke")).program, Budget())
+    lines = [" ".join(line.split()) for line in device.lowering(plan)]
+    assert "taken attention-gradient × 2: generated kernel" in lines
+    assert not any("missed attention" in line for line in lines)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", ALL, ids=lambda path: path.stem)
 def test_a_step_of_every_example(path: Path, tmp_path: Path) -> None:
