@@ -17,17 +17,29 @@ typedef ulong u64;
 typedef long i64;
 #define HELPER static inline
 
-// Neighbours that one thread takes.
+// Neighbours that one thread takes, at most 16 bytes and 4 numbers at once.
 template <class T, int N> struct Pack { T at[N]; };
+template <class T, int N> struct Piece { enum { size = sizeof(T) == 8 ? 2 : N < 4 ? N : 4 }; };
 template <class T, int N> HELPER Pack<T, N> read_pack(const device T* p) {
+  typedef vec<T, Piece<T, N>::size> Some;
   Pack<T, N> v;
 #pragma unroll
-  for (int i = 0; i < N; ++i) v.at[i] = p[i];
+  for (int i = 0; i < N; i += Piece<T, N>::size) {
+    Some some = *(const device Some*)(p + i);
+#pragma unroll
+    for (int e = 0; e < Piece<T, N>::size; ++e) v.at[i + e] = some[e];
+  }
   return v;
 }
 template <class T, int N> HELPER void write_pack(device T* p, Pack<T, N> v) {
+  typedef vec<T, Piece<T, N>::size> Some;
 #pragma unroll
-  for (int i = 0; i < N; ++i) p[i] = v.at[i];
+  for (int i = 0; i < N; i += Piece<T, N>::size) {
+    Some some;
+#pragma unroll
+    for (int e = 0; e < Piece<T, N>::size; ++e) some[e] = v.at[i + e];
+    *(device Some*)(p + i) = some;
+  }
 }
 
 // Rounds to nearest even; a NaN keeps its sign and becomes quiet, as in NumPy's bfloat16.
