@@ -6,12 +6,13 @@ kernel that it meets for the first time in every order and checked, and compares
 
 from __future__ import annotations
 
-import ctypes
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from sexpgpu.backend.cuda.device import CudaDevice
 from sexpgpu.backend.cuda.driver import Arguments
@@ -22,10 +23,11 @@ from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.backend.kernels.rows import Program, print_rows, workspace_bytes
 from sexpgpu.ir.graph import Node
+from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.layout import extent
 from sexpgpu.plan.phase import Copy, Step
-from tests.cuda.fake import FakeDriver, toolbox
+from tests.cuda.fake import FakeDriver, toolbox, view
 from tests.lanes import rules
 from tests.lanes.unit import ORDERS, Buffer, Unit
 
@@ -191,15 +193,16 @@ class LanesDriver(FakeDriver):
     def _run_in_every_order(
         self, unit: Unit, name: str, buffers: Mapping[int, Buffer], written: Sequence[Buffer], grid: Any, block: Any
     ) -> None:
-        before = [ctypes.string_at(b.begin, b.num_bytes) for b in written]
-        first: list[bytes] | None = None
+        memory = [view(b.begin, (b.num_bytes,), (1,), np.dtype(np.uint8)) for b in written if b.num_bytes]
+        before = [each.copy() for each in memory]
+        first: list[Array] = []
         for order, checked in (*[(order, False) for order in ORDERS], ("forward", True)):
-            for b, kept in zip(written, before, strict=True):
-                ctypes.memmove(b.begin, kept, b.num_bytes)
+            for each, kept in zip(memory, before, strict=True):
+                each[...] = kept
             unit.run(name, buffers, grid, block, order, checked)
-            made = [ctypes.string_at(b.begin, b.num_bytes) for b in written]
-            assert first is None or made == first, f"{name}: the order {order} shows\n{KERNELS.launches[name].source}"
-            first = made
+            first = first or [each.copy() for each in memory]
+            same = all(np.array_equal(each, other) for each, other in zip(memory, first, strict=True))
+            assert same, f"{name}: the order {order} shows\n{KERNELS.launches[name].source}"
 
 
 def device(checks: bool = True) -> CudaDevice:

@@ -13,7 +13,7 @@
 using namespace lanes;
 
 namespace {
-enum Kind { READ, WRITE, ATOMIC };
+enum Kind { READ, WRITE, ATOMIC_LOAD, ATOMIC_STORE, ATOMIC_UPDATE };
 const unsigned MANY = 0xfffffffeu, MANY_OF_WARP = 0x80000000u;
 
 struct Access {
@@ -92,24 +92,26 @@ void access(const volatile void* address, size_t bytes, Kind kind, void* pc) {
     tell("an access past the end of a buffer", pc, &region, (p - region.begin) / region.cell_bytes, NOBODY);
     return give_up();
   }
-  if (kind != READ && !region.writable) tell("a write to a buffer that is only read", pc, &region, 0, NOBODY);
+  bool reads = kind != WRITE && kind != ATOMIC_STORE, writes = kind != READ && kind != ATOMIC_LOAD;
+  bool atomic = kind != READ && kind != WRITE;
+  if (writes && !region.writable) tell("a write to a buffer that is only read", pc, &region, 0, NOBODY);
   const Lane& self = *lanes_state.current;
   Access now = {self.index + 1, group, group_time[region.shared], warp_time[self.warp][region.shared]};
   size_t first = (p - region.begin) / region.cell_bytes, stop = (p - region.begin + bytes - 1) / region.cell_bytes + 1;
   for (size_t i = first; i < stop; ++i) {
     Cell& cell = region.cells[i];
-    if (!(kind == ATOMIC && cell.atomic) && concurrent(cell.writer, region))
-      tell(kind == READ ? "a race: read of what another lane writes" : "a race: two lanes write", pc, &region, (long)i,
+    if (!(atomic && cell.atomic) && concurrent(cell.writer, region))
+      tell(!writes ? "a race: read of what another lane writes" : "a race: two lanes write", pc, &region, (long)i,
            cell.writer.who - 1);
-    if (kind != READ && concurrent(cell.reader, region))
+    if (writes && concurrent(cell.reader, region))
       tell("a race: write of what another lane reads", pc, &region, (long)i, cell.reader.who - 1);
-    if (kind != WRITE && !cell.written && !region.initialised)
+    if (reads && !cell.written && !region.initialised)
       tell("a read of memory that nothing was written to", pc, &region, (long)i, NOBODY);
     if (kind == READ) {
       remember_reader(cell, now);
-    } else {
+    } else if (writes) {
       cell.writer = now;
-      cell.atomic = kind == ATOMIC;
+      cell.atomic = atomic;
       cell.written = true;
     }
   }
@@ -178,8 +180,9 @@ void lanes::ordered(bool whole_group, unsigned warp, unsigned memory) {
   }
 }
 
-void lanes_atomic(const volatile void* address, unsigned bytes, void* pc) {
-  if (lanes_state.checked) access(address, bytes, ATOMIC, pc);
+void lanes_atomic(const volatile void* address, unsigned bytes, Atomic kind, void* pc) {
+  const Kind kinds[] = {ATOMIC_LOAD, ATOMIC_STORE, ATOMIC_UPDATE};
+  if (lanes_state.checked) access(address, bytes, kinds[kind], pc);
 }
 
 #define PC __builtin_return_address(0)

@@ -63,13 +63,13 @@ inline unsigned __match_any_sync(unsigned mask, int value, LANES_HERE) {
 }
 
 template <class T> LANES_UNSEEN T atomicAdd(T* p, T value) {
-  lanes_atomic(p, sizeof(T), __builtin_return_address(0));
+  lanes_atomic(p, sizeof(T), lanes::UPDATE, __builtin_return_address(0));
   T old = *p;
   *p = old + value;
   return old;
 }
 template <class T> LANES_UNSEEN T atomicMax(T* p, T value) {
-  lanes_atomic(p, sizeof(T), __builtin_return_address(0));
+  lanes_atomic(p, sizeof(T), lanes::UPDATE, __builtin_return_address(0));
   T old = *p;
   *p = old > value ? old : value;
   return old;

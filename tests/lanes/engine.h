@@ -5,6 +5,7 @@
 namespace lanes {
 enum { WIDTH = 32, MAX_LANES = 1024, SLOT_BYTES = 64, MAX_ARGUMENTS = 128 };
 enum Memory { NO_MEMORY = 0, DEVICE_MEMORY = 1, SHARED_MEMORY = 2 };
+enum Atomic { LOAD, STORE, UPDATE };
 enum Status { FRESH, READY, AT_WARP, AT_GROUP, RETURNED };
 struct Three { unsigned x, y, z; };
 
@@ -41,7 +42,7 @@ extern lanes::State lanes_state;
 void lanes_wait_warp(unsigned mask, unsigned memory, const char* file, int line);
 void lanes_wait_group(unsigned memory, const char* file, int line);
 // Told by atomic operations, whose own accesses the checker does not see. pc: where they return to.
-void lanes_atomic(const volatile void* address, unsigned bytes, void* pc);
+void lanes_atomic(const volatile void* address, unsigned bytes, lanes::Atomic kind, void* pc);
 }
 
 #define LANES_HERE const char *file = __builtin_FILE(), int line = __builtin_LINE()

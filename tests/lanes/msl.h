@@ -283,25 +283,25 @@ typedef lanes_atomic_of<uint> atomic_uint;
 #define LANES_FETCH(SPACE, name, expression)                                                                        \
   template <class T, class U>                                                                                       \
   LANES_UNSEEN T name(volatile SPACE lanes_atomic_of<T>* p, U with, memory_order) {                                 \
-    lanes_atomic((const void*)p, sizeof(T), __builtin_return_address(0));                                           \
+    lanes_atomic((const void*)p, sizeof(T), lanes::UPDATE, __builtin_return_address(0));                                           \
     T old = p->value, other = T(with);                                                                              \
     p->value = T(expression);                                                                                       \
     return old;                                                                                                     \
   }
 #define LANES_ATOMICS(SPACE)                                                                                        \
   template <class T> LANES_UNSEEN T atomic_load_explicit(const volatile SPACE lanes_atomic_of<T>* p, memory_order) { \
-    lanes_atomic((const void*)p, sizeof(T), __builtin_return_address(0));                                           \
+    lanes_atomic((const void*)p, sizeof(T), lanes::LOAD, __builtin_return_address(0));                                           \
     return p->value;                                                                                                \
   }                                                                                                                 \
   template <class T, class U>                                                                                       \
   LANES_UNSEEN void atomic_store_explicit(volatile SPACE lanes_atomic_of<T>* p, U value, memory_order) {            \
-    lanes_atomic((const void*)p, sizeof(T), __builtin_return_address(0));                                           \
+    lanes_atomic((const void*)p, sizeof(T), lanes::STORE, __builtin_return_address(0));                                           \
     p->value = T(value);                                                                                            \
   }                                                                                                                 \
   template <class T, class U>                                                                                       \
   LANES_UNSEEN bool atomic_compare_exchange_weak_explicit(                                                          \
       volatile SPACE lanes_atomic_of<T>* p, T* expected, U value, memory_order, memory_order) {                     \
-    lanes_atomic((const void*)p, sizeof(T), __builtin_return_address(0));                                           \
+    lanes_atomic((const void*)p, sizeof(T), lanes::UPDATE, __builtin_return_address(0));                                           \
     T old = p->value;                                                                                               \
     if (old == *expected) {                                                                                         \
       p->value = T(value);                                                                                          \

@@ -1,7 +1,8 @@
 """Texts of MSL before a compiler that knows address spaces as part of types, as Metal's does.
 
 clang reads the text with the prelude's macros as attributes: a pointer into one space is none into another, and none
-into no space. Conversions that lose bits, arithmetic in double, and arrays of a length known at run time are errors too.
+into no space. Conversions that lose bits, arithmetic in double, and arrays of a length known at run time are errors
+too. It is stricter than Metal in one point: a struct is copied between spaces member by member.
 
 Flow: tests give each unit of printed kernels to `check`.
 """

@@ -17,8 +17,9 @@ inline float block_sum(float value, threadgroup float* parts, uint lane, uint wa
   threadgroup_barrier(mem_flags::mem_threadgroup);
   return simd_sum(lane < warps ? parts[lane] : 0.0f);
 }
-kernel void center(device const float* x [[buffer(0)]], device float* y [[buffer(1)]], constant uint& count [[buffer(2)]],
-                   uint row [[threadgroup_position_in_grid]], uint tid [[thread_position_in_threadgroup]],
+kernel void center(device const float* x [[buffer(0)]], device float* y [[buffer(1)]],
+                   constant uint& count [[buffer(2)]], uint row [[threadgroup_position_in_grid]],
+    uint tid [[thread_position_in_threadgroup]],
                    uint size [[threads_per_threadgroup]], uint lane [[thread_index_in_simdgroup]],
                    uint warp [[simdgroup_index_in_threadgroup]], uint warps [[simdgroups_per_threadgroup]]) {
   threadgroup float parts[32];
@@ -34,7 +35,8 @@ kernel void turn(device const float* x [[buffer(0)]], device float* y [[buffer(1
   threadgroup_barrier(mem_flags::mem_threadgroup);
   y[(group.x * 8u + at.y) * 16u + group.y * 8u + at.x] = tile[at.x][at.y];
 }
-kernel void matmul(device const float* x [[buffer(0)]], device const float* y [[buffer(1)]], device float* z [[buffer(2)]]) {
+kernel void matmul(device const float* x [[buffer(0)]], device const float* y [[buffer(1)]],
+                   device float* z [[buffer(2)]]) {
   simdgroup_float8x8 a, b, c = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   for (uint k = 0; k < 24u; k += 8u) {
     simdgroup_load(a, x + k, 24);

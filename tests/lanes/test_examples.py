@@ -15,15 +15,15 @@ from sexpgpu.lang.load import load_experiment
 from sexpgpu.train.loop import Stepper
 from sexpgpu.train.phases import assemble
 from sexpgpu.train.verification import Finding, _Noting, _parts, _whole
-from tests.kernels.test_compiled import settings
+from tests.kernels.test_compiled import LOOPS, settings
 from tests.lanes.card import counted, device
 from tests.lanes.unit import compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs g++")
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.sx"))
-SMALLER: dict[str, dict[str, str]] = {}
-"""Settings with which an example has the same kinds of kernels over less data."""
+FULL: dict[str, dict[str, str]] = {"gpt2": {"batch": "1", "seq": "128", "vocab": "8192"}}
+"""At full size but for these settings: on one core a step of more takes longer than an hour."""
 
 
 def verified(path: Path, variant: str | None, given: dict[str, str]) -> list[Finding]:
@@ -44,12 +44,22 @@ def verified(path: Path, variant: str | None, given: dict[str, str]) -> list[Fin
     return found
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_kernels_of_an_example(path: Path, tmp_path: Path) -> None:
-    variant = "smoke" if "(defvariant smoke" in path.read_text(encoding="utf-8") else None
+def check(path: Path, variant: str | None, given: dict[str, str]) -> None:
     with counted() as count:
-        found = verified(path, variant, settings(path, tmp_path) | SMALLER.get(path.stem, {}))
+        found = verified(path, variant, given)
     print(f"\n{path.stem}: {count['kernels']:.0f} kernels that no other example had, {count['seconds']:.1f} s")
     assert found
     broken = [f"{each.phase} {each.operation} {each.difference}" for each in found if each.difference.broken]
     assert not broken, "\n".join(broken)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_kernels_of_an_example(path: Path, tmp_path: Path) -> None:
+    variant = "smoke" if "(defvariant smoke" in path.read_text(encoding="utf-8") else None
+    check(path, variant, settings(path, tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem not in LOOPS], ids=lambda path: path.stem)
+def test_kernels_of_an_example_in_full(path: Path, tmp_path: Path) -> None:
+    check(path, None, settings(path, tmp_path) | FULL.get(path.stem, {}))

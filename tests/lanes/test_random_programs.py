@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
 from sexpgpu.backend.protocol import Budget, Call, Device
-from tests.backend.random_programs import random_program, reference_call
+from tests.backend.random_programs import CASTS, random_program, reference_call
 from tests.lanes import card
 from tests.lanes.unit import compiler
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs g++")
 
-DEVICES: dict[str, Callable[[], Device]] = {"cuda": card.device}
-"""By dialect: a device whose kernels run on the lane engine."""
+DEVICES: dict[str, tuple[Callable[[], Device], Sequence[str]]] = {"cuda": (card.device, CASTS)}
+"""By dialect: a device whose kernels run on the lane engine, and the dtypes that it casts to."""
 AT_A_TIME = 6
 """Programs whose kernels are compiled together."""
 NUM_QUICK, NUM_ALL = 24, 500
@@ -30,8 +30,9 @@ def starts(first: int, stop: int) -> list[int]:
 )
 @pytest.mark.parametrize("dialect", DEVICES)
 def test_random_programs(dialect: str, first: int) -> None:
-    device = DEVICES[dialect]()
-    programs = [random_program(seed) for seed in range(first, min(first + AT_A_TIME, NUM_ALL))]
+    opened, casts = DEVICES[dialect]
+    device = opened()
+    programs = [random_program(seed, casts=casts) for seed in range(first, min(first + AT_A_TIME, NUM_ALL))]
     sessions = [device.open(device.plan(program, Budget())) for program, _, _ in programs]
     for (program, contents, feeds), session in zip(programs, sessions, strict=True):
         for name, array in contents.items():

@@ -5,14 +5,14 @@
 
 `buffers` is a sequence, or a mapping from buffer numbers of MSL (`[[buffer(n)]]`); in CUDA the place among the
 parameters counts. Scalars of MSL are references into buffers as well. Numbers from 128 on are of memory that a kernel
-reaches through a table of pointers. `grid` counts groups (blocks, threadgroups),
-`group` counts lanes (threads). `order` is one of `ORDERS`: how lanes of a group and groups follow each other. With
-`checked` every access is watched: races, accesses outside the extents of `Buffer`, reads of what nothing wrote,
-writes to what is only read; it is some five times slower, and its library is compiled at the first such run.
+reaches through a table of pointers. `grid` counts groups (blocks, threadgroups), `group` counts lanes (threads).
+`order` is one of `ORDERS`: how lanes of a group and groups follow each other. With `checked` every access is watched:
+races, accesses outside the extents of `Buffer`, reads of what nothing wrote, writes to what is only read; it is some
+five times slower, and its library is compiled at the first such run.
 
 Raises `Refused` for texts that do not compile, and `Fault` for what a run meets, with the kernel, the line of the text,
-the lanes and the argument. Runs are one at a time. Needs g++ (`compiler()` is None without); lines of accesses need
-addr2line, which comes with it.
+the lanes and the argument. Runs are one at a time. Needs g++ (`compiler()` is None without, and off Linux); lines of
+accesses need addr2line, which comes with it.
 
 Flow: tests make units of printed kernels; a stand-in for a device's library makes one of each source that it gets.
 """
@@ -24,6 +24,7 @@ import ctypes
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,8 @@ _lock = threading.Lock()
 
 
 def compiler() -> str | None:
-    return shutil.which("g++")
+    """g++ on Linux, whose libraries the engine is written for."""
+    return shutil.which("g++") if sys.platform == "linux" else None
 
 
 class Fault(Exception):
