@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from sexpgpu.backend.cuda.device import CudaDevice
-from sexpgpu.backend.cuda.lowering import Kernel, lower
+from sexpgpu.backend.cuda.lowering import lower
 from sexpgpu.backend.kernels.cuda import module_source
 from sexpgpu.backend.kernels.launch import Launch
+from sexpgpu.backend.kernels.lowering import Kernel
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.memory import plan_memory
 from sexpgpu.plan.unroll import unroll_program

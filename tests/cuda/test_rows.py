@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda.lowering import narrow_sum
 from sexpgpu.backend.kernels import rows
 from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
 from sexpgpu.backend.kernels.launch import Operand
+from sexpgpu.backend.kernels.lowering import narrow_sum
 from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.backend.kernels.printer import Printer
 from sexpgpu.backend.kernels.rows import print_rows, program_of

@@ -122,35 +122,36 @@ class _Printers:
         KERNELS.note(launches, {("input", 0): source, ("output", 0): target})
         return launches
 
+    def print_group(self, group: Group) -> Launch:
+        launch = cuda.print_group(group)
+        places = [*[(x, "input") for x in group.reads], *[(x, "output") for x in group.writes]]
+        spans = [_span(x.type, x.layout.strides, role) for x, role in places]
+        KERNELS.note([launch], dict(zip(launch.operands, spans, strict=True)))
+        return launch
+
+    def print_rows(
+        self, program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]
+    ) -> tuple[Launch, ...]:
+        launches = print_rows(program, inputs, outputs)
+        known = {x.operand: _span(x.type, x.strides, x.operand[0]) for x in (*inputs, *outputs)}
+        sizes = workspace_bytes(cuda.CUDA, program)
+        known |= {("workspace", i): Span(0, n, 4, True, True) for i, n in enumerate(sizes)}
+        KERNELS.note(launches, known | {("flag", 0): Span(0, FLAG_BYTES, 4, True, False)})
+        return launches
+
+    def print_leaves(self, node: Node, packs: bool, num_buffers: int = 1) -> tuple[Launch, ...]:
+        launches = cuda.print_leaves(node, packs)
+        KERNELS.note(launches, None)
+        return launches
+
     workspace_bound = staticmethod(cuda.workspace_bound)
+    dialect = cuda.CUDA
 
     def module_source(self, launches: Iterable[Launch]) -> str:
         """What a session compiles; kernels of no printer here are noted from it."""
         found = list(launches)
         KERNELS.note([launch for launch in found if launch.name not in KERNELS.launches], None)
         return " ".join(f" {launch.name}(" for launch in found)
-
-
-def _print_group(group: Group) -> Launch:
-    launch = cuda.print_group(group)
-    places = [*[(x, "input") for x in group.reads], *[(x, "output") for x in group.writes]]
-    spans = [_span(x.type, x.layout.strides, role) for x, role in places]
-    KERNELS.note([launch], dict(zip(launch.operands, spans, strict=True)))
-    return launch
-
-
-def _print_rows(program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> tuple[Launch, ...]:
-    launches = print_rows(program, inputs, outputs)
-    known = {x.operand: _span(x.type, x.strides, x.operand[0]) for x in (*inputs, *outputs)}
-    known |= {("workspace", i): Span(0, n, 4, True, True) for i, n in enumerate(workspace_bytes(cuda.CUDA, program))}
-    KERNELS.note(launches, known | {("flag", 0): Span(0, FLAG_BYTES, 4, True, False)})
-    return launches
-
-
-def _print_leaves(node: Node, packs: bool) -> tuple[Launch, ...]:
-    launches = cuda.print_leaves(node, packs)
-    KERNELS.note(launches, None)
-    return launches
 
 
 class LanesDriver(FakeDriver):
@@ -207,10 +208,7 @@ class LanesDriver(FakeDriver):
 def device(checks: bool = True) -> CudaDevice:
     """The cuda device over such a card."""
     tools = toolbox(LanesDriver(checks))
-    printed: Any = {
-        "printers": _Printers(), "print_group": _print_group, "print_rows": _print_rows, "print_leaves": _print_leaves,
-    }  # fmt: skip
-    return CudaDevice(replace(tools, **printed))
+    return CudaDevice(replace(tools, printers=_Printers()))  # type: ignore[arg-type]
 
 
 @contextmanager

@@ -6,11 +6,11 @@ order. `cuda` and `msl` have a printer each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from sexpgpu.backend.kernels import attention, fusion, leaves, moves
+from sexpgpu.backend.kernels import attention, fusion, leaves, moves, rows
 from sexpgpu.backend.kernels.contractions import print_conv, print_product
 from sexpgpu.backend.kernels.dialects import Dialect
 from sexpgpu.backend.kernels.draws import print_draws
@@ -21,6 +21,7 @@ from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.backend.kernels.maps import print_fill, print_map, table_fits
 from sexpgpu.backend.kernels.operands import BASE_BYTES, Argument, arguments
 from sexpgpu.backend.kernels.reductions import print_reduce, reduce_bound, reduce_workspace
+from sexpgpu.backend.kernels.rows import Program
 from sexpgpu.backend.kernels.scans import print_scan, print_scan_of
 from sexpgpu.backend.kernels.scatter import print_scatter, scatter_workspace
 from sexpgpu.backend.kernels.selects import print_select, select_workspace
@@ -72,6 +73,12 @@ class Printer:
     def print_group(self, group: Group) -> Launch:
         """The kernel of a region of elementwise work; see `fusion.print_group`."""
         return fusion.print_group(self.dialect, group)
+
+    def print_rows(
+        self, program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]
+    ) -> tuple[Launch, ...]:
+        """The kernels of a row program; see `rows.print_rows`."""
+        return rows.print_rows(program, inputs, outputs)
 
     def print_leaves(self, node: Node, packs: bool, num_buffers: int = 1) -> tuple[Launch, ...]:
         """The kernels of leaves; see `leaves.print_leaves`."""
