@@ -108,6 +108,15 @@ def test_faults_name_the_kernel_and_the_line() -> None:
         Unit(text.replace("1.0f", "expf(1.0f)"), "msl").run("late", [Buffer.of(y, True)], (1, 1, 1), (8, 1, 1))
 
 
+def test_a_library_is_loaded_after_a_checked_run() -> None:
+    """Nothing is watched between runs: the libraries of units themselves are compiled so that the checker is asked."""
+    y = np.zeros(4, np.float32)
+    for number in range(3):
+        body = f"kernel void k{number}(device float* y [[buffer(0)]]) {{ y[{number}] = 1.0f; }}"
+        Unit(HEAD + body, "msl").run(f"k{number}", [Buffer.of(y, True)], (1, 1, 1), (1, 1, 1), checked=True)
+    np.testing.assert_array_equal(y, [1, 1, 1, 0])
+
+
 CHECKED = [
     ("t[i] = 1.0f; y[i] = t[63u - i];", "a race: read of what another lane writes at line 4, .*, lane .* t cell"),
     ("y[i / 2u] = 1.0f;", "a race: two lanes write at line 4, .*, lane 1 and lane 0, y cell 0"),

@@ -11,10 +11,13 @@ from sexpgpu.backend.protocol import Budget, Call, Device
 from tests.backend.random_programs import CASTS, random_program, reference_call
 from tests.lanes import card
 from tests.lanes.unit import compiler
+from tests.metal import mac
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs g++")
 
-DEVICES: dict[str, tuple[Callable[[], Device], Sequence[str]]] = {"cuda": (card.device, CASTS)}
+DEVICES: dict[str, tuple[Callable[[], Device], Sequence[str]]] = {
+    "cuda": (card.device, CASTS), "msl": (mac.watched, CASTS[:2])
+}  # fmt: skip
 """By dialect: a device whose kernels run on the lane engine, and the dtypes that it casts to."""
 AT_A_TIME = 6
 """Programs whose kernels are compiled together."""
