@@ -142,14 +142,15 @@ def _softmax_gradient(b: Builder, inputs: Sequence[Value], params: Params) -> tu
     return (b.mul(y, b.sub(g, _row(b, _row_sum(b, b.mul(y, g)), y))),)
 
 
-def _max_and_log(b: Builder, x: Value) -> tuple[Value, Value]:
-    """The row maximum, and the logarithm of the row sum of e to what is above or below it."""
+def _max_and_total(b: Builder, x: Value) -> tuple[Value, Value]:
+    """The row maximum, and the row sum of e to what is above or below it."""
     m = _row_max(b, x)
-    return m, b.op("log", _row_sum(b, b.op("exp", b.sub(x, _row(b, m, x)))))
+    return m, _row_sum(b, b.op("exp", b.sub(x, _row(b, m, x))))
 
 
 def _log_sum(b: Builder, x: Value) -> Value:
-    return b.add(*_max_and_log(b, x))
+    m, total = _max_and_total(b, x)
+    return b.add(m, b.op("log", total))
 
 
 def _logsumexp(b: Builder, inputs: Sequence[Value], params: Params) -> tuple[Value, ...]:
@@ -168,16 +169,18 @@ def _logsumexp_gradient(b: Builder, inputs: Sequence[Value], params: Params) -> 
 
 def _cross_entropy(b: Builder, inputs: Sequence[Value], params: Params) -> tuple[Value, ...]:
     logits, targets = inputs
-    """The maximum meets what was picked first: both may be large, and their difference is exact."""
-    m, log = _max_and_log(b, b.cast(logits, "f32"))
+    # The maximum meets what was picked first: both may be large, and their difference is exact.
+    m, total = _max_and_total(b, b.cast(logits, "f32"))
     picked = b.op("pick", logits, targets, axis=logits.rank - 1)
-    return b.add(b.sub(m, b.cast(picked, "f32")), log), b.add(m, log)
+    return b.add(b.sub(m, b.cast(picked, "f32")), b.op("log", total)), m, total
 
 
 def _cross_entropy_gradient(b: Builder, inputs: Sequence[Value], params: Params) -> tuple[Value, ...]:
-    logits, targets, log_sum, g = inputs
+    logits, targets, m, total, g = inputs
     x = b.cast(logits, "f32")
-    p = _from_log_sum(b, x, log_sum)
+    # The total is 1 at least, but for a row of −∞, whose probabilities are 0.
+    per_total = b.div(b.like(1.0, total), b.op("maximum", total, b.like(1.0, total)))
+    p = b.mul(b.op("exp", b.sub(x, _row(b, m, x))), _row(b, per_total, x))
     last = b.like(x.shape[-1] - 1, targets)
     clamped = b.op("minimum", b.op("maximum", targets, b.like(0, targets)), last)
     column = _vector(b, b.iota(targets.dtype, (x.shape[-1],)), x)
@@ -351,14 +354,15 @@ COMPOSITES: dict[str, Composite] = {
         Composite("logsumexp-gradient", "exp(x − y)·g: x […, n], y, g […] -> […, n].", _logsumexp_gradient),
         Composite(
             "cross-entropy",
-            "lse(logits) − logits[target], and lse: logits […, v] f32 or bf16, targets […] -> […], […] f32.",
+            "m + log s − logits[target], with m = max logits and s = Σ exp(logits − m), then m and s: "
+            "logits […, v] f32 or bf16, targets […] -> […], […], […] f32.",
             _cross_entropy,
-            gradient=Gradient("cross-entropy-gradient", ("x0", "x1", "y1", "g0"), (0,)),
+            gradient=Gradient("cross-entropy-gradient", ("x0", "x1", "y1", "y2", "g0"), (0,)),
         ),
         Composite(
             "cross-entropy-gradient",
-            "(exp(logits − lse) − onehot(target))·g, in the logits' dtype: "
-            "logits […, v], targets, lse, g […] -> […, v].",
+            "(exp(logits − m)/s − onehot(target))·g, in the logits' dtype: "
+            "logits […, v], targets, m, s, g […] -> […, v].",
             _cross_entropy_gradient,
         ),
         Composite(

@@ -39,7 +39,7 @@ def node_of(name: str, rows_: tuple[int, ...], width: int, dtype: str = "f32") -
         "logsumexp": [full],
         "logsumexp-gradient": [full, row, row],
         "cross-entropy": [full, ids],
-        "cross-entropy-gradient": [full, ids, row, row],
+        "cross-entropy-gradient": [full, ids, row, row, row],
         "layer-norm": [full, column, column],
         "layer-norm-gradient": [full, column, row, row, full],
         "rms-norm": [full, column],

@@ -188,7 +188,7 @@ def test_a_row_program_may_overwrite_what_it_reads() -> None:
     targets = b.input("feed:t", TensorType("i32", (32,)))
     row = TensorType("f32", (32,))
     sums = b.op("max", logits, axes=(1,))
-    made = make(b, "cross-entropy-gradient", (logits, targets, sums, b.input("feed:g", row))).outputs[0]
+    made = make(b, "cross-entropy-gradient", (logits, targets, sums, sums, b.input("feed:g", row))).outputs[0]
     plan = planned(b, y=made)
     step = plan.steps[-1]
     assert step.node.attrs["kind"] == "rows" and step.inputs[0].offset_bytes == step.outputs[0].offset_bytes

@@ -103,7 +103,7 @@ def first_steps(experiment: Experiment, stacking: int) -> tuple[list[float], dic
 
 # In bf16 a gradient of other rounding may fall on the other side of a step of 2⁻⁸.
 @pytest.mark.parametrize(
-    ("name", "loss_error", "gradient_error"), [("char-gpt", 1e-6, 1e-5), ("dropout", 1e-6, 1e-5), ("gpt2", 1e-5, 1e-2)]
+    ("name", "loss_error", "gradient_error"), [("char-gpt", 1e-6, 1e-5), ("dropout", 1e-6, 1e-5), ("gpt2", 3e-5, 1e-2)]
 )
 def test_stacking_changes_no_more_than_rounding(
     tmp_path: Path, name: str, loss_error: float, gradient_error: float

@@ -17,6 +17,7 @@ from math import prod
 
 from sexpgpu.backend.cpu.native.operations import (
     COLUMN,
+    MAP,
     PICK,
     ROW,
     Operand,
@@ -53,12 +54,13 @@ class Group:
 
     reads: for each operation what its inputs are: numbers of values of the group, or places in memory.
     current: the value that lies at a place. loaded: places of which the group reads what others wrote. taken: positions
-    of the operations, and passed: what was passed over in between.
+    of the operations, and passed: what was passed over in between. repeats: operations that others do already.
     """
 
     num_rows: int
     taken: list[int] = field(default_factory=list)
     passed: list[Operation] = field(default_factory=list)
+    repeats: list[Operation] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     reads: list[tuple[int | Place, ...]] = field(default_factory=list)
     values: list[Value] = field(default_factory=list)
@@ -234,7 +236,29 @@ def longest_group(operations: Sequence[Operation]) -> Group | None:
         score = _score(group)
         if best is None or score > best_score:
             best, best_score = group, score
-    return best
+    return None if best is None else _without_repeats(best)
+
+
+def _without_repeats(group: Group) -> Group:
+    """The group with what is computed twice computed once, where memory gets neither result."""
+    instead: dict[int, int] = {}
+    first: dict[tuple[object, ...], int] = {}
+    kept = Group(group.num_rows, taken=group.taken, passed=group.passed, loaded=group.loaded)
+    for number, (operation, value) in enumerate(zip(group.operations, group.values, strict=True)):
+        reads = tuple([instead[read] if isinstance(read, int) else read for read in group.reads[number]])
+        node = operation.node
+        key = (node.op, tuple(sorted(node.attrs.items())), reads, operation.shape, value.dtype)
+        if operation.kind == MAP and value.private:
+            if key in first:
+                instead[number] = first[key]
+                kept.repeats.append(operation)
+                continue
+            first[key] = len(kept.operations)
+        instead[number] = len(kept.operations)
+        kept.operations.append(operation)
+        kept.reads.append(reads)
+        kept.values.append(value)
+    return kept
 
 
 def _row_counts(operation: Operation) -> list[int]:

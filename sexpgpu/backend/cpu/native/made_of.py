@@ -44,7 +44,8 @@ def group_made_of(group: Group) -> MadeOf:
     num_bytes = sum([_place_bytes(place) for place in (*group.loaded, *written)])
     kinds = {operation.kind for operation in group.operations}
     walk = ROWS if ROW in kinds else COLUMNS if COLUMN in kinds else MAPS
-    return MadeOf(tuple([operation.node for operation in group.operations]), num_bytes, walk)
+    nodes = tuple([operation.node for operation in (*group.operations, *group.repeats)])
+    return MadeOf(nodes, num_bytes, walk)
 
 
 def _place_bytes(place: Place) -> int:

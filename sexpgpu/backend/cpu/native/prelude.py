@@ -1,7 +1,8 @@
 """The C text before every kernel: vector types, loads and stores, and functions without branches.
 
 Written for GCC and Clang: their vector extensions, no header, no fast math, and no contraction of products and sums but
-where `fused` stands, so that the width of a machine's vectors changes no bit. `V` is that width in elements; a bool is a lane of 0 or −1.
+where `fused` stands, so that the width of a machine's vectors changes no bit. `V` is that width in elements; a bool is
+a lane of 0 or −1.
 
 Bounds, for all arguments and against double precision (a test holds them): `exp`, `log` and `erf` within 1.5 units in
 the last place, `tanh` within 6, `sigmoid` within 2^-22: it is ½(1 + tanh(x / 2)), as the interpreter has it. Square
@@ -35,6 +36,11 @@ VECTOR(u16, vh);
 VECTOR(u8, vb);
 VECTOR(signed char, vc);
 #define F static inline __attribute__((always_inline))
+#if defined(__clang__)
+#define EACH _Pragma("clang loop unroll(full)")
+#else
+#define EACH _Pragma("GCC unroll 16")
+#endif
 /* Less a zero: that changes nothing, so no compiler computes it. */
 #define SPLAT(type, x) ((x) - (type){})
 #define PICK(m, a, b) ((__typeof__(a))(((vi)(a) & (m)) | ((vi)(b) & ~(m))))

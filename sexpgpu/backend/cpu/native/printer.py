@@ -23,7 +23,8 @@ from sexpgpu.plan.layout import Strides
 WIDEST = 16
 """Elements of the widest vectors: rows that are a multiple of it have no rest on any machine."""
 SUMS = 64
-
+IN_TURN = "(c / V) % (SUMS / V)"
+"""The partial sum that the elements at c go to."""
 
 @dataclass(frozen=True, slots=True)
 class Partial:
@@ -86,6 +87,7 @@ class _Printer:
         self.lead_names: dict[tuple[int, ...], list[str]] = {}
         self.offsets: set[str] = set()
         self.passes: list[_Pass] = []
+        self.sum = IN_TURN
 
     def kernel(self) -> Kernel:
         self.operands = list(dict.fromkeys(self._touched()))
@@ -187,7 +189,7 @@ class _Printer:
             return [f"const {HELD[operation.output.dtype]} v{number} = {text};"]
         f = self._fold(operation)
         taken = names[0] if whole else f"PICK(below(n), {names[0]}, SPLAT({f.held}, {f.identity}))"
-        at = f"acc{number}[(c / V) % (SUMS / V)]"
+        at = f"acc{number}[{self.sum}]"
         return [f"{{ const {f.held} t = {taken}; {at} = {f.combine.format(at, 't')}; }}"]
 
     # Groups with rows.
@@ -353,9 +355,19 @@ class _Printer:
         suffixes = bounds[1:]
         loops = [f"for (i64 j{axis} = 0; j{axis} < {size}; ++j{axis}) {{" for axis, size in enumerate(sizes[:-1])]
         self.lines += loops
-        if inner >= 4:
+        start = 0
+        if inner >= SUMS and any(group.operations[i].kind != MAP for i in each.walked):
+            # As many vectors as there are partial sums, which then stay in registers.
+            self.sum, start = "e", inner - inner % SUMS
             body = "\n".join(self._pass_body(each, suffixes, True))
-            self.lines.append(f"for (i64 c = 0; c + V <= {inner}; c += V) {{\n{body}\n}}")
+            self.sum = IN_TURN
+            self.lines.append(
+                f"for (i64 b = 0; b < {start}; b += SUMS) {{\nEACH for (int e = 0; e < SUMS / V; ++e) {{\n"
+                f"const i64 c = b + e * V;\n{body}\n}}\n}}"
+            )
+        if inner - start >= 4:
+            body = "\n".join(self._pass_body(each, suffixes, True))
+            self.lines.append(f"for (i64 c = {start}; c + V <= {inner}; c += V) {{\n{body}\n}}")
         if inner % WIDEST:
             body = "\n".join(self._pass_body(each, suffixes, False))
             self.lines.append(

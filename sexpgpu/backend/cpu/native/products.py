@@ -69,10 +69,8 @@ COMMON = (
 #endif
 #define TILE_COLUMNS (2 * V)
 #if defined(__clang__)
-#define EACH _Pragma("clang loop unroll(full)")
 #define MIX(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define EACH _Pragma("GCC unroll 16")
 #define MIX(a, b, ...) __builtin_shuffle(a, b, (vi){__VA_ARGS__})
 #endif
 /* Lane e of vector i becomes lane i of vector e. */
@@ -346,7 +344,7 @@ def _cuts(m: int, n: int, k: int, num_threads: int) -> tuple[tuple[tuple[int, in
         pieces = prod(cut)
         height, width = -(-m // cut[0]), -(-n // cut[1])
         packing = PACKS_COLUMNS * width + PACKS_ROWS * height * -(-width // COLUMNS)
-        turns = -(-pieces // num_threads) * (FEW if 1 < num_threads and pieces < 2 * num_threads else 1.0)
+        turns = -(-pieces // num_threads) * (FEW if num_threads > 1 and pieces < 2 * num_threads else 1.0)
         return k * turns * (MULTIPLIES * height * width + packing)
 
     def is_worth_it(cut: tuple[int, int]) -> bool:
