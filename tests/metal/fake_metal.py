@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -24,6 +24,14 @@ MAX_THREADS = 1024
 RUBBISH, LOST = 0xA5, 0xEE
 
 
+class Argument(NamedTuple):
+    """Where an argument begins, and the buffer that it lies in: a kernel may reach before that place too."""
+
+    address: int
+    begin: int
+    end: int
+
+
 class Unit(Protocol):
     """Kernels that were compiled together."""
 
@@ -31,9 +39,9 @@ class Unit(Protocol):
         """How many buffers a kernel takes; None: there is no such kernel."""
 
     def run(
-        self, name: str, groups: Sequence[int], threads: Sequence[int], addresses: Sequence[int], ends: Sequence[int]
+        self, name: str, groups: Sequence[int], threads: Sequence[int], arguments: Sequence[Argument]
     ) -> None:
-        """Run a kernel. addresses: where each argument begins; ends: where its buffer ends."""
+        """Run a kernel."""
 
 
 Build = Callable[[str], Unit]
@@ -190,10 +198,13 @@ class CommandBuffer:
             return
         self._device.before_work()
         for pipeline, arguments, groups, threads in self.work:
-            starts = [buffer.array.ctypes.data + offset for buffer, offset in arguments]
-            ends = [buffer.array.ctypes.data + buffer.length() for buffer, _ in arguments]
+            begins = [buffer.array.ctypes.data for buffer, _ in arguments]
+            given = [
+                Argument(begin + offset, begin, begin + buffer.length())
+                for begin, (buffer, offset) in zip(begins, arguments, strict=True)
+            ]
             if self._device.error is None:
-                pipeline.unit.run(pipeline.name, groups, threads, starts, ends)
+                pipeline.unit.run(pipeline.name, groups, threads, given)
                 self._device.num_dispatches += 1
             for buffer, _ in arguments:
                 buffer.num_pending -= 1

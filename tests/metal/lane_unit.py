@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tests.lanes.unit import Buffer, Refused, Unit
+from tests.metal.fake_metal import Argument
 
 
 class LaneUnit:
@@ -23,12 +24,12 @@ class LaneUnit:
         return None if kernel is None else sum([p.is_buffer for p in kernel.parameters])
 
     def run(
-        self, name: str, groups: Sequence[int], threads: Sequence[int], addresses: Sequence[int], ends: Sequence[int]
+        self, name: str, groups: Sequence[int], threads: Sequence[int], arguments: Sequence[Argument]
     ) -> None:
         types = [p.type for p in self._unit.kernels[name].parameters if p.is_buffer]
         buffers = [
-            Buffer(address, address, end - address, item_bytes=1 if "u8" in type else 4, writable=True)
-            for address, end, type in zip(addresses, ends, types, strict=True)
+            Buffer(x.address, x.begin, x.end - x.begin, item_bytes=1 if "u8" in type else 4, writable=True)
+            for x, type in zip(arguments, types, strict=True)
         ]
         (gx, gy, gz), (tx, ty, tz) = groups, threads
         self._unit.run(name, buffers, (gx, gy, gz), (tx, ty, tz), self._order, self._checked)

@@ -15,7 +15,7 @@ from sexpgpu.backend.kernels import msl
 from sexpgpu.backend.metal.device import MetalDevice, open_metal
 from tests.lanes.unit import Buffer
 from tests.lanes.watched import Kernels, Printers
-from tests.metal.fake_metal import Device, FakeMetal
+from tests.metal.fake_metal import Argument, Device, FakeMetal
 from tests.metal.lane_unit import LaneUnit
 
 KERNELS = Kernels(msl.PRINTER, "msl")
@@ -39,14 +39,13 @@ class WatchedUnit:
         return len(KERNELS.launches[name].operands) if f" {name}(" in self._text else None
 
     def run(
-        self, name: str, groups: Sequence[int], threads: Sequence[int], addresses: Sequence[int], ends: Sequence[int]
+        self, name: str, groups: Sequence[int], threads: Sequence[int], arguments: Sequence[Argument]
     ) -> None:
         def reached() -> dict[int, Buffer]:
-            pairs = enumerate(zip(addresses, ends, strict=True))
-            return {i: Buffer(address, address, end - address, 1, True, True) for i, (address, end) in pairs}
+            return {i: Buffer(x.address, x.begin, x.end - x.begin, 1, True, True) for i, x in enumerate(arguments)}
 
         (gx, gy, gz), (tx, ty, tz) = groups, threads
-        KERNELS.run(name, (gx, gy, gz), (tx, ty, tz), addresses, reached)
+        KERNELS.run(name, (gx, gy, gz), (tx, ty, tz), [x.address for x in arguments], reached)
 
 
 def watched() -> MetalDevice:

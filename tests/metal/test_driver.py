@@ -15,7 +15,7 @@ from sexpgpu.backend.metal import driver as drivers
 from sexpgpu.backend.metal.driver import NEW, Dispatch, Driver, MetalError, OutOfMemory
 from sexpgpu.backend.metal.pool import MIB, PAGE_BYTES, SLACK, Pool
 from tests.metal import fake_metal
-from tests.metal.fake_metal import FakeMetal, NSError
+from tests.metal.fake_metal import Argument, FakeMetal, NSError
 from tools.metal_names import names_used
 
 KNOWN = json.loads((Path(__file__).parent / "pyobjc_names.json").read_text())
@@ -38,12 +38,12 @@ class Doubling:
         return 2 if name == "double" else None
 
     def run(
-        self, name: str, groups: Sequence[int], threads: Sequence[int], addresses: Sequence[int], ends: Sequence[int]
+        self, name: str, groups: Sequence[int], threads: Sequence[int], arguments: Sequence[Argument]
     ) -> None:
         import ctypes
 
         source, target = (
-            np.ctypeslib.as_array((ctypes.c_uint8 * groups[0]).from_address(address)) for address in addresses
+            np.ctypeslib.as_array((ctypes.c_uint8 * groups[0]).from_address(x.address)) for x in arguments
         )
         target[:] = 2 * source
 

@@ -51,12 +51,15 @@ def test_losses(file: str) -> None:
     np.testing.assert_allclose(found, losses(CpuDevice(threads=1), file, num_steps, **options), tolerance)
 
 
-def test_attention_is_kernels() -> None:
+def test_the_report_names_attention_and_the_texts_are_there() -> None:
     device = mac()[0]
     plan = device.plan(assemble(load_experiment(EXAMPLES / "char-gpt.sx", variant="smoke")).program, Budget())
     lines = [" ".join(line.split()) for line in device.lowering(plan)]
     assert "taken attention-gradient × 2: generated kernel" in lines
     assert not any("missed attention" in line for line in lines)
+    assert any(line.startswith("attention × 6 attention, in kernels of its own") for line in lines), lines
+    texts = device.kernels(plan)
+    assert texts and all(f"kernel void {name}(" in text for name, text in texts.items())
 
 
 @pytest.mark.slow
