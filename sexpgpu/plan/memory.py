@@ -17,7 +17,7 @@ from sexpgpu.ir.types import ITEM_BYTES, TensorType
 from sexpgpu.plan.arena import aligned
 from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.phase import PhasePlan, Step, plan_in_two_passes, plan_phase
-from sexpgpu.plan.regions import Rules
+from sexpgpu.plan.regions import Rules, writes_any_strides
 
 GIB = 1 << 30
 PART_OF_ROLE = {
@@ -54,7 +54,8 @@ class MemoryProfile:
     by_body: composites that run as the steps of their body; the others are one step.
     max_tensor_bytes: the largest tensor that the device can hold; None: no limit of its own.
     loop_bytes: what the body of a loop runs in; all loops of a program share one such buffer.
-    rules: what the device does as one piece of work; None: it works node by node.
+    rules: what the device does as one piece of work; None: it works node by node. writes_any_strides: what leaves its
+    results in any order of axes at no cost.
     is_host: its memory is the host's, so what the host keeps for checkpoints counts.
     """
 
@@ -66,6 +67,7 @@ class MemoryProfile:
     max_tensor_bytes: int | None = None
     loop_bytes: Callable[[Node], int] = _no_workspace
     rules: Rules | None = None
+    writes_any_strides: Callable[[Node], bool] = writes_any_strides
     is_host: bool = False
 
 

@@ -5,7 +5,7 @@ Flow: `plan.memory` plans each phase with it; a device turns the steps into laun
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from sexpgpu.plan.arena import Cell, aligned, live_peak, place
 from sexpgpu.plan.constants import Constants
 from sexpgpu.plan.flatten import Flat, Item, flatten, orders
 from sexpgpu.plan.layout import ARENA, VIEWS, Layout, Strides, contiguous, is_contiguous
-from sexpgpu.plan.regions import Rules, form_regions, may_overwrite, writes_any_strides
+from sexpgpu.plan.regions import Rules, form_regions, may_overwrite
 from sexpgpu.plan.schedule import Task, best_order
 
 
@@ -99,6 +99,10 @@ class Profile(Protocol):
         """What a step allocates for itself beside its outputs."""
         ...
 
+    def writes_any_strides(self, node: Node) -> bool:
+        """Whether a node leaves its results in any order of axes at no cost, where the last one stays."""
+        ...
+
 
 @dataclass(slots=True)
 class _Window:
@@ -162,7 +166,7 @@ class _PhasePlanner:
                 self.flat, self.orders, profile.rules, at_once, profile.item_bytes
             )
         self.windows: list[_Window | None] = [None] * len(self.flat.types)
-        self.wishes = _wishes(self.flat)
+        self.wishes = _wishes(self.flat, profile.writes_any_strides)
         self.fixed: dict[int, Layout] = {}  # owners outside the arena: slots, feeds, constants, placed outputs
         self.slot_owner: dict[str, int] = {}
         self.last: dict[int, int] = {}  # the step that reads an owner last
@@ -414,8 +418,8 @@ class _PhasePlanner:
         )
 
 
-def _wishes(flat: Flat) -> dict[int, Strides]:
-    """Strides of what a library writes in any order of axes: that in which a reshape, after transposes, reads it."""
+def _wishes(flat: Flat, writes_any_strides: Callable[[Node], bool]) -> dict[int, Strides]:
+    """Strides of what may be written in any order of axes: that in which a reshape, after transposes, reads it."""
     maker = {value: item for item in flat.items for value in item.outputs}
     outputs = {value for _, value in flat.outputs}
     found: dict[int, Strides] = {}
@@ -427,7 +431,7 @@ def _wishes(flat: Flat) -> dict[int, Strides]:
             perm = attr_ints(maker[value].node.attrs, "perm")
             value, axes = maker[value].inputs[0], tuple([perm[axis] for axis in axes])
         free = value in maker and writes_any_strides(maker[value].node) and value not in outputs
-        if free and value not in found:
+        if free and value not in found and axes[-1:] == (len(axes) - 1,):
             dense = contiguous(tuple([flat.types[value].shape[axis] for axis in axes]))
             found[value] = tuple([stride for _, stride in sorted(zip(axes, dense, strict=True))])
     return found

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sexpgpu.backend.cpu.machine import ResidentGrowth, free_bytes, num_cores, processor
-from sexpgpu.backend.cpu.native.attention import is_attention
+from sexpgpu.backend.cpu.native.attention import FORWARD, is_attention
 from sexpgpu.backend.cpu.native.compiler import CompileError, Compiler
 from sexpgpu.backend.cpu.native.lowering import Native
 from sexpgpu.backend.cpu.session import CpuSession
@@ -55,7 +55,7 @@ class CpuDevice:
         by_body = _is_composite if self._compiler is None else _has_no_kernel
         return MemoryProfile(
             "cpu", item_bytes, workspace, runtime_bytes, by_body=by_body, loop_bytes=loop_bytes(item_bytes),
-            is_host=True,
+            writes_any_strides=_leaves_any_strides, is_host=True,
         )  # fmt: skip
 
     @property
@@ -129,6 +129,11 @@ class CpuDevice:
 
 def _is_composite(node: Node) -> bool:
     return OPS[node.op].work is Work.EXPAND
+
+
+def _leaves_any_strides(node: Node) -> bool:
+    """What is copied part by part, and results of attention: rows of them may lie anywhere."""
+    return node.op == "concat" or (_is_composite(node) and node.attrs["name"] == FORWARD and is_attention(node))
 
 
 def _has_no_kernel(node: Node) -> bool:

@@ -41,7 +41,7 @@ COMMON = (
 typedef struct {
     i64 queries, keys, width, value_width, causal, blocks;
     double scale;
-    i64 step_q, step_k, step_v, step_g;
+    i64 step_q, step_k, step_v, step_out, step_g;
     float **q, **k, **v, **out, **lse, **g, **dq, **dk, **dv;
 } heads;
 F i64 seen_by(const heads* h, i64 query) {
@@ -80,16 +80,16 @@ F void times(
     }
 }
 /* The first `count` columns of x, of `width` lines TILE_COLUMNS apart, become lines of out. */
-F void columns_as_lines(const float* x, i64 count, i64 width, float* out) {
+F void columns_as_lines(const float* x, i64 count, i64 width, float* out, i64 step_out) {
     i64 c = 0;
     for (; c + V <= width; c += V)
         for (i64 q = 0; q < count; q += V) {
             vf r[V];
             EACH for (int i = 0; i < V; ++i) r[i] = raw_f32(x + (c + i) * TILE_COLUMNS + q);
             turn(r);
-            EACH for (int i = 0; i < V; ++i) if (q + i < count) put_f32(out + (q + i) * width + c, r[i]);
+            EACH for (int i = 0; i < V; ++i) if (q + i < count) put_f32(out + (q + i) * step_out + c, r[i]);
         }
-    for (; c < width; ++c) for (i64 q = 0; q < count; ++q) out[q * width + c] = x[c * TILE_COLUMNS + q];
+    for (; c < width; ++c) for (i64 q = 0; q < count; ++q) out[q * step_out + c] = x[c * TILE_COLUMNS + q];
 }
 #endif
 """
@@ -146,7 +146,7 @@ void attention(char** a, i64 begin, i64 end, i64 piece, char* scratch) {
                     float* const to = o + c * TILE_COLUMNS + e;
                     put_f32(to, raw_f32(to) / raw_f32(totals + e));
                 }
-            columns_as_lines(o, count, value_width, h->out[head] + first * value_width);
+            columns_as_lines(o, count, value_width, h->out[head] + first * h->step_out, h->step_out);
         }
     }
 }
@@ -200,7 +200,7 @@ void attention_gradient(char** a, i64 begin, i64 end, i64 piece, char* scratch) 
                 const i64 own = seen_by(h, first + count - 1), by_all = smaller(seen_by(h, first), own);
                 panel(queries + part * h->step_q, h->step_q, 1, count, width, TILE_COLUMNS, q);
                 panel(cotangents + part * h->step_g, h->step_g, 1, count, value_width, TILE_COLUMNS, g);
-                panel(h->out[head] + first * value_width, value_width, 1, count, value_width, TILE_COLUMNS, o);
+                panel(h->out[head] + first * h->step_out, h->step_out, 1, count, value_width, TILE_COLUMNS, o);
                 times(k, keys, own, width, width, q, TILE_COLUMNS, scale, s + part, BLOCK);
                 times(v, keys, own, value_width, value_width, g, TILE_COLUMNS, 1.0f, d + part, BLOCK);
                 for (int e = 0; e < TILE_COLUMNS; e += V) {
@@ -226,7 +226,7 @@ void attention_gradient(char** a, i64 begin, i64 end, i64 piece, char* scratch) 
                     }
                 }
                 times(turned_k, width, width, keys, own, d + part, BLOCK, scale, o, TILE_COLUMNS);
-                columns_as_lines(o, count, width, h->dq[head] + first * width);
+                columns_as_lines(o, count, width, h->dq[head] + first * width, width);
             }
             in_columns(cotangents, h->step_g, block, value_width, g);
             in_columns(queries, h->step_q, block, width, q);
@@ -247,7 +247,7 @@ ATTENTION_TEXTS = {"attention": COMMON + FORWARD_TEXT, "attention_gradient": COM
 HEADS = np.dtype(
     [(name, "i8") for name in ("queries", "keys", "width", "value_width", "causal", "blocks")]
     + [("scale", "f8")]
-    + [(name, "i8") for name in ("step_q", "step_k", "step_v", "step_g")]
+    + [(name, "i8") for name in ("step_q", "step_k", "step_v", "step_out", "step_g")]
     + [(name, "u8") for name in ("q", "k", "v", "out", "lse", "g", "dq", "dk", "dv")]
 )
 
@@ -291,7 +291,7 @@ def attention_of(node: Node, inputs: list[Array], outputs: list[Array], num_thre
     else:
         (out, lse), g, made = outputs, inputs[0], []
     ordered = [q, k, v, g, *made, out]
-    if any(not _rows_lie_side_by_side(x) for x in ordered) or any(not _is_dense(x) for x in (*made, out, lse)):
+    if any(not _rows_lie_side_by_side(x) for x in ordered) or any(not _is_dense(x) for x in (*made, lse)):
         return None
     count = prod(q.shape[:-2])
     row = np.zeros(1, HEADS)
@@ -301,7 +301,7 @@ def attention_of(node: Node, inputs: list[Array], outputs: list[Array], num_thre
     for name, number in (sizes | {"blocks": blocks, "causal": attr_int(node.attrs, "causal")}).items():
         row[name] = number
     row["scale"] = node.attrs["scale"]
-    for name, x in (("step_q", q), ("step_k", k), ("step_v", v), ("step_g", g)):
+    for name, x in (("step_q", q), ("step_k", k), ("step_v", v), ("step_out", out), ("step_g", g)):
         row[name] = max(x.strides[-2] // 4, x.shape[-1])
     tables = [row]
     named = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "g": g}
