@@ -21,12 +21,14 @@ class Settings:
     """device: kind of device. memory_bytes: plan against this much memory; None: what is free.
 
     interpret: the cpu compiles nothing. compiler: the C compiler that it uses; None: the system's.
+    devices: which devices of the kind, as written; empty: not said.
     """
 
     device: str = "cpu"
     memory_bytes: int | None = None
     interpret: bool = False
     compiler: str | None = None
+    devices: str = ""
 
 
 def from_environment(device: str | None = None, environment: Mapping[str, str] | None = None) -> Settings:
@@ -41,6 +43,7 @@ def from_environment(device: str | None = None, environment: Mapping[str, str] |
         memory_bytes=parse_bytes(memory) if memory else None,
         interpret=_is_interpreter(env.get("SEXPGPU_CPU") or KERNELS),
         compiler=env.get("SEXPGPU_CC") or None,
+        devices=env.get("SEXPGPU_DEVICES", "").strip(),
     )
 
 

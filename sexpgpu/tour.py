@@ -61,10 +61,13 @@ calls and holds the slots; the rest of the package knows no more of devices than
 `sexpgpu.backend.registry.open_device` finds one by name. The cpu is `sexpgpu.backend.cpu.device.CpuDevice`
 and `sexpgpu.backend.cpu.session.CpuSession`: views made once, then a loop over NumPy calls and over stretches of C,
 which `sexpgpu.backend.cpu.native.lowering.Native` makes of the steps: `sexpgpu.backend.cpu.native.groups.longest_group`
-puts them together, `sexpgpu.backend.cpu.native.printer.print_group` prints a kernel. An NVIDIA GPU is
-`sexpgpu.backend.cuda.device.CudaDevice`: `sexpgpu.backend.cuda.lowering.lower` turns a phase's steps into
-launches and library calls, `sexpgpu.backend.kernels.cuda.print_step` prints the text of a kernel, and
-`sexpgpu.backend.cuda.session.CudaSession` captures and replays them.
+puts them together, `sexpgpu.backend.cpu.native.printer.print_group` prints a kernel. On GPUs
+`sexpgpu.backend.kernels.lowering.Lowering` turns a phase's steps into launches, and
+`sexpgpu.backend.kernels.printer.Printer` prints their texts in a dialect. An NVIDIA GPU is
+`sexpgpu.backend.cuda.device.CudaDevice`: `sexpgpu.backend.cuda.lowering.lower` adds calls of libraries, and
+`sexpgpu.backend.cuda.session.CudaSession` captures and replays it all. An Apple GPU is
+`sexpgpu.backend.metal.device.MetalDevice`: `sexpgpu.backend.metal.session.MetalSession` binds launches to buffers of
+`sexpgpu.backend.metal.pool.Pool`, and `sexpgpu.backend.metal.driver.Driver` alone speaks to Metal.
 
 **10. Data.** `sexpgpu.data.dataset.open_dataset` opens what `defdata` names, `sexpgpu.data.views` cuts it
 into rows or windows, `sexpgpu.data.packed` documents into rows, and `sexpgpu.data.loader.Loader` answers one

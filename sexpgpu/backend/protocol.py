@@ -5,7 +5,7 @@ Flow: `cli` picks a device and passes it down; `train` speaks only to these prot
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -98,6 +98,11 @@ class Device(Protocol):
     @property
     def name(self) -> str:
         """`cpu`, `metal` or `cuda`."""
+        ...
+
+    @property
+    def dtypes(self) -> Collection[str]:
+        """What values may have on it."""
         ...
 
     def describe(self) -> str:

@@ -20,28 +20,45 @@ class Compiling:
     compiler: str | None = None
 
 
+SYSTEM = Compiling()
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is asked of a device when it is opened.
+
+    double: the f64 mode of the cpu, for tests of gradients. threads: of the cpu; None: one a core. devices: which of
+    the kind, as `SEXPGPU_DEVICES` has it; empty: not said.
+    """
+
+    double: bool = False
+    threads: int | None = None
+    compiling: Compiling = SYSTEM
+    devices: str = ""
+
+
+def _nothing() -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of device: how to open it, or why this version cannot."""
+    """A kind of device: how to open it. why_not: why that cannot be done here; empty where a look finds no reason."""
 
-    open: Callable[[bool, int | None, Compiling], Device] | None
-    missing: str = ""
-    probe: Callable[[], str] | None = None
-
-    def why_not(self) -> str:
-        """Why it cannot be opened here; empty where it can, as far as a look can tell."""
-        return self.missing if self.probe is None else self.probe()
+    open: Callable[[Wanted], Device]
+    why_not: Callable[[], str] = _nothing
 
 
-def _open_cpu(double: bool, threads: int | None, compiling: Compiling) -> Device:
+def _open_cpu(wanted: Wanted) -> Device:
     from sexpgpu.backend.cpu.device import CpuDevice
     from sexpgpu.backend.cpu.native.compiler import default_cache, find_compiler
 
-    compiler = None if compiling.interpret or double else find_compiler(default_cache(), compiling.compiler)
-    return CpuDevice(double, threads, compiler=compiler)
+    interprets = wanted.compiling.interpret or wanted.double
+    compiler = None if interprets else find_compiler(default_cache(), wanted.compiling.compiler)
+    return CpuDevice(wanted.double, wanted.threads, compiler=compiler)
 
 
-def _open_cuda(double: bool, threads: int | None, compiling: Compiling) -> Device:
+def _open_cuda(wanted: Wanted) -> Device:
     from sexpgpu.backend.cuda.device import open_cuda
 
     return open_cuda(_others("cuda"))
@@ -57,21 +74,36 @@ def _missing_for_cuda() -> str:
     return ""
 
 
-SYSTEM = Compiling()
+def _open_metal(wanted: Wanted) -> Device:
+    from sexpgpu.backend.metal.device import open_metal
+
+    return open_metal(_others("metal"), wanted.devices)
+
+
+def _missing_for_metal() -> str:
+    from sexpgpu.backend.metal.device import Missing, check_machine
+
+    try:
+        check_machine()
+    except Missing as missing:
+        return missing.what
+    return ""
+
+
 _KINDS = {
     "cpu": _Kind(_open_cpu),
-    "metal": _Kind(None, "this version has no Metal device"),
-    "cuda": _Kind(_open_cuda, probe=_missing_for_cuda),
+    "metal": _Kind(_open_metal, _missing_for_metal),
+    "cuda": _Kind(_open_cuda, _missing_for_cuda),
 }
 
 
 def open_device(
-    name: str, *, double: bool = False, threads: int | None = None, compiling: Compiling = SYSTEM
+    name: str, *, double: bool = False, threads: int | None = None, compiling: Compiling = SYSTEM, devices: str = ""
 ) -> Device:
-    """The device called `name`.
+    """The device called `name`; the rest as in `Wanted`.
 
-    double: the f64 mode, for tests of gradients. threads: of the cpu; None: one a core.
-    Raises: E-DEV-001 for an unknown name, E-DEV-002 for a device that cannot be opened here.
+    Raises: E-DEV-001 for an unknown name, E-DEV-002 for a device that cannot be opened here, E-DP-001 for `devices`
+    that it does not have.
     """
     kind = _KINDS.get(name)
     if kind is None:
@@ -79,10 +111,7 @@ def open_device(
         near = f"; `{near}` is a near name" if near is not None else ""
         message = f"there is no device `{name}`{near}"
         raise DiagnosticError(Diagnostic("E-DEV-001", message, notes=(_available(),)))
-    if kind.open is None:
-        message = f"`{name}` cannot be opened: {kind.missing}"
-        raise DiagnosticError(Diagnostic("E-DEV-002", message, help=("use `--device cpu`",), notes=(_others(name),)))
-    return kind.open(double, threads, compiling)
+    return kind.open(Wanted(double, threads, compiling, devices))
 
 
 def device_kinds() -> tuple[str, ...]:

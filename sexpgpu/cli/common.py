@@ -149,7 +149,8 @@ def device_of(settings: Settings) -> Device:
     """The device that the settings name, with its kernels compiled or not as they say. Raises E-DEV-…"""
     from sexpgpu.backend.registry import Compiling, open_device
 
-    return open_device(settings.device, compiling=Compiling(settings.interpret, settings.compiler))
+    compiling = Compiling(settings.interpret, settings.compiler)
+    return open_device(settings.device, compiling=compiling, devices=settings.devices)
 
 
 @runtime_checkable

@@ -33,6 +33,7 @@ def command() -> None:
     from sexpgpu import __version__
     from sexpgpu.backend.registry import device_kinds, missing, open_device
     from sexpgpu.diagnostics import DiagnosticError
+    from sexpgpu.settings import from_environment
 
     console = Console(width=80, highlight=False)
     devices = Table(box=None, pad_edge=False, show_edge=False)
@@ -40,7 +41,7 @@ def command() -> None:
         devices.add_column(column, overflow="fold")
     for name in device_kinds():
         try:
-            device = open_device(name)
+            device = open_device(name, devices=from_environment().devices)
         except DiagnosticError as error:
             diagnostic = error.diagnostics[0]
             devices.add_row(name, "no", "\n".join([missing(name) or diagnostic.message, *diagnostic.help]))

@@ -449,6 +449,13 @@ _FILES_AND_DEVICES = (
         "an option asks for what the device does not do: texts of kernels where it has none, times that it cannot take",
         "leave out the option, or use another device",
     ),
+    (
+        "E-DEV-006",
+        "device failed",
+        "the system refused a kernel, or work on the GPU ended with an error; the message has its words",
+        "this is a fault of the backend or of the machine, not of the experiment: report the whole message with "
+        "the output of `sexpgpu doctor`; a checkpoint that was written before it is good",
+    ),
 )
 
 _MEMORY = (
@@ -486,7 +493,7 @@ _DATA_PARALLEL = (
         "E-DP-001",
         "bad list of devices",
         "`SEXPGPU_DEVICES` cannot be parsed, names a device twice or one that is not visible, or no GPU is "
-        "visible at all",
+        "visible at all; `metal` has one device, `0`",
         "list each visible device once, as in `SEXPGPU_DEVICES=0,1`",
     ),
     (

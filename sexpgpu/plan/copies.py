@@ -29,10 +29,12 @@ class Copy:
     late: int
 
 
-def with_copies(flat: Flat, items: Sequence[Item], is_head: Callable[[Node], bool]) -> tuple[list[Item], list[Copy]]:
+def with_copies(
+    flat: Flat, items: Sequence[Item], is_head: Callable[[Node], bool], num_bytes: Sequence[int]
+) -> tuple[list[Item], list[Copy]]:
     """Items, and before each product that reads a value long after it was made, work that makes it again.
 
-    Only where all that this work reads is kept that long anyway.
+    Only where all that this work reads is kept that long anyway. num_bytes: of each value.
     """
     maker = {value: i for i, item in enumerate(items) for value in item.outputs}
     readers: dict[int, list[int]] = {}
@@ -47,11 +49,11 @@ def with_copies(flat: Flat, items: Sequence[Item], is_head: Callable[[Node], boo
 
     def work_behind(value: int, late: int) -> list[int] | None:
         """The items that make a value of what is kept until `late`; None: there is none such."""
-        limit, found, stack = flat.types[value].num_bytes, set[int](), [value]
+        limit, found, stack = num_bytes[value], set[int](), [value]
         while stack:
             each = stack.pop()
             i = maker.get(each)
-            is_kept = last_reader(each) >= late and flat.types[each].num_bytes <= limit
+            is_kept = last_reader(each) >= late and num_bytes[each] <= limit
             if i is None or i in found or (each != value and is_kept):
                 continue
             node = items[i].node
@@ -69,7 +71,7 @@ def with_copies(flat: Flat, items: Sequence[Item], is_head: Callable[[Node], boo
             if value not in maker:
                 continue
             far = [reader for reader in readers[value] if reader - maker[value] > FAR]
-            if far != [i] or len(readers[value]) == 1 or flat.types[value].num_bytes < MIN_BYTES_AGAIN:
+            if far != [i] or len(readers[value]) == 1 or num_bytes[value] < MIN_BYTES_AGAIN:
                 continue
             known: dict[int, int] = {}
             start = len(made)

@@ -162,7 +162,9 @@ class _PhasePlanner:
         self.orders = orders(phase.graph, self.flat)
         if profile.rules is not None:
             at_once = phase.guard is not None
-            self.flat, self.orders = form_regions(self.flat, self.orders, profile.rules, at_once)
+            self.flat, self.orders = form_regions(
+                self.flat, self.orders, profile.rules, at_once, profile.item_bytes
+            )
         self.windows: list[_Window | None] = [None] * len(self.flat.types)
         self.wishes = _wishes(self.flat, profile.writes_any_strides)
         self.fixed: dict[int, Layout] = {}  # owners outside the arena: slots, feeds, constants, placed outputs

@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sexpgpu.ir.graph import Graph, Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.region import shares
 from sexpgpu.ir.ops.rules import attr_int, attr_ints, without
+from sexpgpu.ir.types import ITEM_BYTES
 from sexpgpu.plan.bodies import Body, Likeness, graph_of, is_map, pruned, widens
 from sexpgpu.plan.copies import MAX_STEPS_AGAIN, with_copies
 from sexpgpu.plan.flatten import Flat, Item
 from sexpgpu.plan.layout import VIEWS
 
 MAPS, ROWS, LEAVES, PRODUCT, SUM, ATTENTION = "maps", "rows", "leaves", "product", "sum", "attention"
+SCAN = "scan"
 """What leads a region: elementwise work alone; a row program; elementwise work on dense tensors with folds of all their
 elements, for many tensors side by side; a product that is rounded; a sum of what is widened; attention with bf16 at its
 edge."""
@@ -39,6 +41,9 @@ MAX_OPERANDS = 20
 """Of an elementwise region, read or written: enough for an optimizer's rule, few enough for a thread's registers."""
 SMALL = 16
 """How many times smaller than what reads it a value is that costs nothing to make for each element again."""
+ADDITIVE = frozenset({"add", "sub"})
+MAX_ADDITIONS = 4
+"""What a running fold makes of its input by itself."""
 REPEATED = frozenset({"cast", "add", "sub", "mul", "neg"})
 """Work on small values that is repeated for each element."""
 EVERYBODY = -1
@@ -50,12 +55,13 @@ class Rules:
     """What a device does as one piece of work.
 
     rows: whether a body is one row program. narrows: whether a product can be written as bf16. attends: whether an
-    attention composite is taken whole, with bf16 operands and results.
+    attention composite is taken whole, with bf16 operands and results. scans: whether a running fold makes its input.
     """
 
     rows: Callable[[Graph], bool]
     narrows: Callable[[Node], bool]
     attends: Callable[[Node], bool]
+    scans: Callable[[Node], bool]
 
 
 def added_axis(shape: Sequence[int], longer: Sequence[int]) -> int:
@@ -85,14 +91,16 @@ def writes_any_strides(node: Node) -> bool:
 
 
 def form_regions(
-    flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool = False
+    flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool = False,
+    item_bytes: Mapping[str, int] = ITEM_BYTES,
 ) -> tuple[Flat, list[list[Item]]]:
     """`flat` with regions in the places of their members, and the same orders of what is left.
 
     orders: topological orders of the items; the second is the one in which they were made. at_once: whether all that is
     alike may run at once, since all of it is kept to the end; else only what reads nothing that the phase makes.
+    item_bytes: storage of an element by IR dtype.
     """
-    return _Former(flat, orders, rules, at_once).form()
+    return _Former(flat, orders, rules, at_once, item_bytes).form()
 
 
 @dataclass(eq=False, slots=True)
@@ -111,12 +119,16 @@ class _Cluster:
 class _Former:
     """The tables of one phase while its regions are formed; items are numbered as they were made."""
 
-    def __init__(self, flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool) -> None:
+    def __init__(
+        self, flat: Flat, orders: Sequence[Sequence[Item]], rules: Rules, at_once: bool, item_bytes: Mapping[str, int]
+    ) -> None:
         self.flat = flat
         self.orders = orders
         self.rules = rules
         self.at_once = at_once
-        self.items, self.copies = with_copies(flat, orders[1], self._is_head)
+        self.num_bytes = [type.size * item_bytes[type.dtype] for type in flat.types]
+        self.items, self.copies = with_copies(flat, orders[1], self._is_head, self.num_bytes)
+        self.num_bytes += [type.size * item_bytes[type.dtype] for type in flat.types[len(self.num_bytes) :]]
         self.copied = {i for copy in self.copies for i in copy.places}
         self.dropped: set[int] = set()
         self.maker = {value: i for i, item in enumerate(self.items) for value in item.outputs}
@@ -235,6 +247,8 @@ class _Former:
             return
         if self.items[i].node.op == "concat":
             self._gathers(i)
+        if own.kind == SCAN:
+            self._takes_additions(i)
         if own.kind in (MAPS, ROWS, SUM):
             for other in self._neighbours(i):
                 merged = self._merged(other, self.cluster[i])
@@ -254,6 +268,8 @@ class _Former:
             return PRODUCT
         if node.op in FOLDS and node.types[0].dtype == FOLDS[node.op]:
             return SUM
+        if OPS[node.op].work is Work.SCAN and not node.bodies and self.rules.scans(node):
+            return SCAN
         return ATTENTION if self.rules.attends(node) else ""
 
     def _rounds(self, i: int) -> bool:
@@ -268,6 +284,21 @@ class _Former:
         cluster.members.append(i)
         self.cluster[i] = cluster
         return True
+
+    def _takes_additions(self, i: int) -> None:
+        """Put a running fold with the few additions that make its input, if nothing else reads what they make."""
+        (value,) = self.items[i].inputs
+        maker = self.maker.get(value)
+        if maker is None or self.cluster[maker].kind != MAPS or maker in self.copied:
+            return
+        cluster = self.cluster[maker]
+        nodes = [self.items[member].node for member in cluster.members]
+        if any(node.op not in ADDITIVE or node.types[0] != self.flat.types[value] for node in nodes):
+            return
+        if len(nodes) <= MAX_ADDITIONS and self._writes(cluster) == [value] and self._final_readers(value) == {i}:
+            cluster.kind = SCAN
+            cluster.members.append(i)
+            self.cluster[i] = cluster
 
     def _gathers(self, i: int) -> None:
         """Put a concat with the attention whose results, each with one more axis, are all that it joins."""
@@ -420,15 +451,15 @@ class _Former:
         return [len(self.items) if i == EVERYBODY else i for i in self._final_readers(value)] or [-1]
 
     def _num_bytes(self, values: Sequence[int]) -> int:
-        return sum([self.flat.types[value].num_bytes for value in values])
+        return sum([self.num_bytes[value] for value in values])
 
     def _is_possible(self, cluster: _Cluster) -> bool:
         body = self._body(cluster)
+        if len(body.reads) + len(self._writes(cluster)) > MAX_OPERANDS:
+            return False
         if cluster.kind == ROWS:
             return self.rules.rows(self._graph(cluster, body))
-        if cluster.kind == LEAVES and not self._is_dense(cluster, body):
-            return False
-        return len(body.reads) + len(self._writes(cluster)) <= MAX_OPERANDS
+        return cluster.kind != LEAVES or self._is_dense(cluster, body)
 
     # What is alike and runs at once.
 
@@ -563,7 +594,7 @@ class _Former:
     def _item(self, cluster: _Cluster) -> Item:
         first = self.items[cluster.members[0]]
         parts = cluster.parts or [cluster]
-        if len(cluster.members) == 1 and cluster.kind in ("", PRODUCT):
+        if len(cluster.members) == 1 and cluster.kind in ("", PRODUCT, SCAN):
             return first
         found = [self._body(part) for part in parts]
         plain = len(cluster.members) == 1 and cluster.kind not in (ROWS, LEAVES) and not found[0].pulled

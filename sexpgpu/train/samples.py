@@ -6,7 +6,7 @@ Flow: `cli.verify --kernels`, and the tests of every device.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -64,8 +64,11 @@ def cases() -> Iterator[Case]:
 
 
 def verify_samples(device: Device, budget: Budget) -> Iterator[Finding]:
-    """Every case as a phase of one program. Faults that differ from the interpreter's break a bound too."""
-    every = {case.name: (case, case.graph()) for case in cases()}
+    """Every case as a phase of one program, but those of dtypes that the device does not have.
+
+    Faults that differ from the interpreter's break a bound too.
+    """
+    every = {case.name: (case, graph) for case in cases() if _fits(graph := case.graph(), device.dtypes)}
     phases = tuple([Phase(name, graph) for name, (_, graph) in every.items()])
     session = device.open(device.plan(Program((), phases, NO_SCHEDULE), budget))
     try:
@@ -85,6 +88,10 @@ def verify_samples(device: Device, budget: Budget) -> Iterator[Finding]:
                 yield Finding(name, case.op, value.type, None, difference)
     finally:
         session.close()
+
+
+def _fits(graph: Graph, dtypes: Collection[str]) -> bool:
+    return all(type.dtype in dtypes for node in graph.walk() for type in node.types)
 
 
 def _note(flagged: dict[str, None], node: Node, message: str) -> None:

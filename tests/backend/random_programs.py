@@ -21,6 +21,7 @@ LONGER = {3: 33, 4: 20, 6: 66}
 UNARY = ["neg", "abs", "tanh", "exp", "sin", "floor", "sign", "sigmoid", "erf", "stop-gradient"]
 JUMPS = ["floor", "sign"]
 """Of the above, those where the last bit of an operand decides."""
+CASTS = ("bf16", "i32", "f64")
 BINARY = ["add", "sub", "mul", "minimum", "maximum", "mul-or-zero"]
 
 
@@ -31,8 +32,11 @@ def random_values(rng: random.Random, type: TensorType) -> Array:
 
 
 class _Grower:
-    def __init__(self, rng: random.Random, shapes: Sequence[tuple[int, ...]], most: int, smooth: bool) -> None:
+    def __init__(
+        self, rng: random.Random, shapes: Sequence[tuple[int, ...]], most: int, smooth: bool, casts: Sequence[str]
+    ) -> None:
         self.rng = rng
+        self.casts = casts
         self.smooth = smooth
         self.num_given = 0
         self.shapes, self.most = shapes, most
@@ -75,7 +79,7 @@ class _Grower:
             y = b.where(b.op("gt", x, least), least if self.smooth else self.partner(x), x)
         elif kind == "cast":
             known = rng.choice(self.pool[: self.num_given]) if self.smooth else b.op("tanh", x)
-            y = b.cast(b.cast(known, rng.choice(["bf16", "i32", "f64"])), "f32")
+            y = b.cast(b.cast(known, rng.choice(self.casts)), "f32")
         elif kind == "move":
             y = self.move(b.cast(x, "bf16") if rng.random() < 0.1 and not self.smooth else x)
             y = b.cast(y, "f32")
@@ -114,12 +118,12 @@ class _Grower:
 
 
 def random_program(
-    seed: int, num_phases: int = 2, large: bool = False, smooth: bool = False
+    seed: int, num_phases: int = 2, large: bool = False, smooth: bool = False, casts: Sequence[str] = CASTS
 ) -> tuple[Program, dict[str, Array], dict[str, dict[str, Array]]]:
     """A program, contents of its slots, and feeds for each phase.
 
     large: with axes of tens of elements. smooth: values do not depend on the last bits of others, so that two devices
-    agree to rounding.
+    agree to rounding. casts: the dtypes that values pass through.
     """
     rng = random.Random(seed)
     shapes = [tuple([LONGER.get(n, n) if large else n for n in shape]) for shape in SHAPES]
@@ -128,7 +132,7 @@ def random_program(
     )
     phases, feeds = [], {}
     for number in range(num_phases):
-        grower = _Grower(rng, shapes, 20_000 if large else 400, smooth)
+        grower = _Grower(rng, shapes, 20_000 if large else 400, smooth, casts)
         for slot in slots:
             grower.pool.append(grower.b.input(SLOT + slot.name, slot.type))
         for i, shape in enumerate(shapes):

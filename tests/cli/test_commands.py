@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -284,6 +285,7 @@ def test_devices_that_are_not_here(folder: Path) -> None:
 
 
 def test_the_flag_wins_over_the_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
     monkeypatch.setenv("SEXPGPU_DEVICE", "metal")
     refused("E-DEV-002", "run", "lm.sx", "--variant", "smoke")
     assert invoke("run", "lm.sx", "--variant", "smoke", "--device", "cpu").exit_code == 0

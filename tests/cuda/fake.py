@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.backend.cuda import leaves
 from sexpgpu.backend.cuda.attention import Attention, Built
 from sexpgpu.backend.cuda.driver import OUT_OF_MEMORY, Arguments, OutOfMemory
-from sexpgpu.backend.cuda.fusion import Group, print_group
 from sexpgpu.backend.cuda.gemm import Gemm, Matrix
-from sexpgpu.backend.cuda.rows import Program, print_rows
 from sexpgpu.backend.cuda.session import Toolbox
-from sexpgpu.backend.kernels import cuda as real_printers
+from sexpgpu.backend.kernels import leaves
+from sexpgpu.backend.kernels.cuda import CUDA, PRINTER
 from sexpgpu.backend.kernels.flags import flagged
+from sexpgpu.backend.kernels.fusion import Group
 from sexpgpu.backend.kernels.launch import Launch, Operand
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.rows import Program
 from sexpgpu.ir.evaluate import run_graph
 from sexpgpu.ir.graph import Node, Value
 from sexpgpu.ir.opdef import OPS, Array, Context, Work
@@ -237,6 +237,8 @@ def _commit_window(text: str, source: int, target: int, decision: int) -> None:
 class FakePrinters:
     """Kernels that are the interpreter's own meanings, run on the fake card's memory."""
 
+    dialect = CUDA
+
     def __init__(self, driver: FakeDriver, num_workspace_bytes: int = 48) -> None:
         self.driver = driver
         self.num_workspace_bytes = num_workspace_bytes
@@ -325,8 +327,8 @@ class FakePrinters:
             return (rows,)
         return rows, self._launch((*partials, *[outputs[i].operand for i in summed]), add)
 
-    def print_leaves(self, node: Node, packs: bool) -> tuple[Launch, ...]:
-        starts, folds = leaves.first_blocks(node), leaves.folds_of(node.bodies[0])
+    def print_leaves(self, node: Node, packs: bool, num_buffers: int = 1) -> tuple[Launch, ...]:
+        starts, folds = leaves.first_blocks(CUDA, node), leaves.folds_of(node.bodies[0])
         width = 2 + len(node.bodies[0].inputs) + len(node.bodies[0].outputs)
         # Results of folds wait for the second kernel where the first block of a leaf leaves its own.
         partials: list[Operand] = [("workspace", r) for r in range(len(folds))]
@@ -492,14 +494,8 @@ def toolbox(driver: FakeDriver, **options: Any) -> Toolbox:
     cudnn = FakeCudnn(driver, options.pop("refuses_windows", False)) if options.pop("cudnn", True) else None
     assert not options, options
     printers = FakePrinters(driver)
-    printed = (printers.print_group, printers.print_rows, printers.print_leaves)
-    return Toolbox(driver, FakeCompiler(), printers, blas, cudnn, *printed)  # type: ignore[arg-type]
+    return Toolbox(driver, FakeCompiler(), printers, blas, cudnn)  # type: ignore[arg-type]
 
 
-PRINTED = {
-    "printers": real_printers,
-    "print_group": print_group,
-    "print_rows": print_rows,
-    "print_leaves": leaves.print_leaves,
-}
+PRINTED = {"printers": PRINTER}
 """What prints kernels for a real card, to put into a toolbox whose driver is not one."""

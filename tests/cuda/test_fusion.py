@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda.fusion import group_of, print_group
-from sexpgpu.backend.kernels.cuda import NVRTC_OPTIONS, module_source
+from sexpgpu.backend.kernels.cuda import NVRTC_OPTIONS, module_source, print_group
+from sexpgpu.backend.kernels.fusion import group_of
+from sexpgpu.backend.kernels.printer import Printer
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Value
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import ARENA, Layout, contiguous
 from sexpgpu.plan.phase import Step
-from tests.kernels.emulator import Placed, Unit
+from tests.kernels.emulator import DIALECTS, RUNS, Placed, Unit
 
 SHAPE = (24, 48)
 F, H, COLUMN, ROW = (
@@ -61,23 +60,28 @@ def test_one_value_along_two_axes_is_two_reads() -> None:
     assert [value.layout.strides for value in group.reads] == [(1, 0), (0, 1)]
 
 
-@pytest.mark.parametrize("backwards", [False, True])
-def test_what_it_gives(backwards: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("order, checked", RUNS)
+@pytest.mark.parametrize("printer", DIALECTS)
+def test_what_it_gives(printer: Printer, order: str, checked: bool) -> None:
     step = mixed()
     group, body = group_of(step), step.node.bodies[0]
     rng = np.random.default_rng(0)
     placed = {}
     for layout, value in zip((*step.inputs, *step.outputs), (*step.node.inputs, *step.node.outputs), strict=True):
-        placed[layout.offset_bytes] = Placed(value.type, layout.strides)
+        placed[layout.offset_bytes] = Placed(printer, value.type, layout.strides)
     arrays = {}
     for i, layout in enumerate(step.inputs):
         x = placed[layout.offset_bytes]
-        x.array[...] = rng.normal(size=x.array.shape).astype(x.array.dtype)
-        arrays[f"x{i}"] = x.array.copy()
-    launch = print_group(group)
-    Unit([launch], tmp_path).run(launch, [placed[layout.offset_bytes].pointer for layout in group.places], backwards)
+        x.array[...] = rng.normal(size=x.array.shape).astype(NUMPY_DTYPES[x.type.dtype])
+        arrays[f"x{i}"] = x.value
+    launch = printer.print_group(group)
+    known = {
+        operand: placed[layout.offset_bytes].buffer(operand[0])
+        for operand, layout in zip(launch.operands, group.places, strict=True)
+    }
+    Unit(printer, [launch]).run(launch, known, order, checked)
     for wanted, layout in zip(evaluate(body, arrays).values(), step.outputs, strict=True):
-        found = placed[layout.offset_bytes].array
+        found = placed[layout.offset_bytes].value
         np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), 1e-6, 1e-6)
 
 
@@ -85,18 +89,21 @@ CONSTANTS = {"f32": -0.1, "bf16": 0.5, "f64": 0.1, "i32": -3, "i64": -(2**40), "
 
 
 @pytest.mark.parametrize("dtype", CONSTANTS)
-def test_a_constant_is_exact(dtype: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("printer", DIALECTS)
+def test_a_constant_is_exact(printer: Printer, dtype: str) -> None:
+    if dtype not in printer.dialect.memory:
+        pytest.skip("the dialect has no such type")
     type, test = TensorType(dtype, (3,)), TensorType("bool", (3,))
     b = Builder()
     x, chosen = b.input("x0", type), b.input("x1", test)
     group = group_of(region(b, [x, chosen], [b.where(chosen, b.like(CONSTANTS[dtype], x), x)]))
-    source, mask, target = Placed(type, (1,)), Placed(test, (1,)), Placed(type, (1,))
+    source, mask, target = (Placed(printer, each, (1,)) for each in (type, test, type))
     source.array[...], mask.array[...] = 0, True
-    pointers = {type: source.pointer, test: mask.pointer}
-    launch = print_group(group)
-    operands = [pointers[value.type] if dtype != "bool" else mask.pointer for value in group.reads]
-    Unit([launch], tmp_path).run(launch, [*operands, target.pointer], False)
-    assert target.array.tobytes() == np.full(3, CONSTANTS[dtype], NUMPY_DTYPES[dtype]).tobytes()
+    launch = printer.print_group(group)
+    reads = [source if dtype != "bool" and value.type == type else mask for value in group.reads]
+    known = {operand: x.buffer(operand[0]) for operand, x in zip(launch.operands, [*reads, target], strict=True)}
+    Unit(printer, [launch]).run(launch, known)
+    assert target.value.tobytes() == np.full(3, CONSTANTS[dtype], NUMPY_DTYPES[dtype]).tobytes()
 
 
 @pytest.mark.parametrize("columns", [48, 47])

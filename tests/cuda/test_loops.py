@@ -10,8 +10,9 @@ import pytest
 
 from sexpgpu.backend.cpu.device import CpuDevice
 from sexpgpu.backend.cuda.device import CudaDevice
-from sexpgpu.backend.cuda.lowering import Kernel, lower
+from sexpgpu.backend.cuda.lowering import lower
 from sexpgpu.backend.kernels.cuda import module_source
+from sexpgpu.backend.kernels.lowering import Kernel
 from sexpgpu.backend.protocol import Budget
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Graph

@@ -10,8 +10,9 @@ import pytest
 
 from sexpgpu.backend.cpu.device import CpuDevice
 from sexpgpu.backend.cuda.device import CudaDevice
-from sexpgpu.backend.cuda.lowering import Kernel, Product, lower
+from sexpgpu.backend.cuda.lowering import Product, lower
 from sexpgpu.backend.kernels.cuda import module_source
+from sexpgpu.backend.kernels.lowering import Kernel
 from sexpgpu.backend.protocol import Budget, Device
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.train.loop import Stepper

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda import rows
-from sexpgpu.backend.cuda.lowering import narrow_sum
-from sexpgpu.backend.cuda.rows import partial_bytes, print_rows, program_of
-from sexpgpu.backend.kernels.cuda import print_step, workspace_bytes
-from sexpgpu.backend.kernels.flags import flag_message, read_flag
+from sexpgpu.backend.kernels import rows
+from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
+from sexpgpu.backend.kernels.launch import Operand
+from sexpgpu.backend.kernels.lowering import narrow_sum
 from sexpgpu.backend.kernels.operands import Argument
+from sexpgpu.backend.kernels.printer import Printer
+from sexpgpu.backend.kernels.rows import print_rows, program_of
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import COMPOSITES, make
 from sexpgpu.ir.graph import Node
@@ -23,7 +23,8 @@ from sexpgpu.ir.ops.composite import _meaning
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import contiguous
 from sexpgpu.plan.phase import Step
-from tests.kernels.emulator import Placed, Unit, compiler
+from tests.kernels.emulator import DIALECTS, RUNS, Placed, Unit, compiler, space
+from tests.lanes.unit import Buffer
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="there is no g++")
 
@@ -63,35 +64,33 @@ def test_what_is_a_row_program() -> None:
 
 
 def run(
-    node: Node, arrays: list[Array], folder: Path, backwards: bool, narrow: bool, padding: int = 0
+    printer: Printer, node: Node, arrays: list[Array], order: str, checked: bool, narrow: bool, padding: int = 0
 ) -> tuple[list[Array], list[str]]:
     program = program_of(node.bodies[0])
     assert program is not None
     inputs = []
     for value, array in zip(node.inputs, arrays, strict=True):
         strides = contiguous((*value.shape[:-1], value.shape[-1] + padding)) if value.shape else ()
-        inputs.append(Placed(value.type, strides))
+        inputs.append(Placed(printer, value.type, strides))
         inputs[-1].array[...] = array
     types = [t.with_dtype("bf16") if narrow and i == 0 else t for i, t in enumerate(node.types)]
-    outputs = [Placed(type, contiguous(type.shape)) for type in types]
+    outputs = [Placed(printer, type, contiguous(type.shape)) for type in types]
     around = [placed.others() for placed in outputs]
-    reads = [Argument(("input", i), v.type, p.layout) for i, (v, p) in enumerate(zip(node.inputs, inputs, strict=True))]
-    writes = [Argument(("output", i), t, p.layout) for i, (t, p) in enumerate(zip(types, outputs, strict=True))]
+    reads = [Argument(printer.dialect, ("input", i), x.type, x.layout) for i, x in enumerate(inputs)]
+    writes = [Argument(printer.dialect, ("output", i), x.type, x.layout) for i, x in enumerate(outputs)]
     launches = print_rows(program, reads, writes)
-    partials = [np.full(n + 16, 0xFF, np.uint8) for n in partial_bytes(program)]
-    places = [x.ctypes.data + -x.ctypes.data % 16 for x in partials]
-    flag = np.zeros(8, np.uint32)
-    at_flag = flag.ctypes.data + -flag.ctypes.data % 16
-    unit = Unit(launches, folder)
-    known: dict[Any, int] = {("input", i): p.pointer for i, p in enumerate(inputs)}
-    known |= {("output", i): p.pointer for i, p in enumerate(outputs)}
-    known |= {("workspace", i): place for i, place in enumerate(places)} | {("flag", 0): at_flag}
+    flag, flag_buffer = space(FLAG_BYTES, 0)
+    known: dict[Operand, Buffer] = {("input", i): p.buffer("input") for i, p in enumerate(inputs)}
+    known |= {("output", i): p.buffer("output") for i, p in enumerate(outputs)} | {("flag", 0): flag_buffer}
+    spaces = [space(n) for n in rows.workspace_bytes(printer.dialect, program)]
+    known |= {("workspace", i): buffer for i, (_, buffer) in enumerate(spaces)}
+    unit = Unit(printer, launches)
     for launch in launches:
-        unit.run(launch, [known[operand] for operand in launch.operands], backwards)
+        unit.run(launch, known, order, checked)
+        known |= {operand: replace(known[operand], initialised=True) for operand in launch.operands}
     assert [placed.others() for placed in outputs] == around, "a byte beside an output was written"
-    start = (at_flag - flag.ctypes.data) // 4
-    found = read_flag(flag[start : start + 4])
-    return [p.array for p in outputs], [] if found is None else [flag_message(program.picks[0], found)]
+    found = read_flag(flag.view(np.uint32))
+    return [p.value for p in outputs], [] if found is None else [flag_message(program.picks[0], found)]
 
 
 CASES = [
@@ -111,8 +110,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("name, rows_, width, dtype, narrow, padding", CASES)
+@pytest.mark.parametrize("printer", DIALECTS)
 def test_kernels(
-    name: str, rows_: tuple[int, ...], width: int, dtype: str, narrow: bool, padding: int, tmp_path: Path,
+    printer: Printer, name: str, rows_: tuple[int, ...], width: int, dtype: str, narrow: bool, padding: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(rows, "MAX_BLOCKS", 4)
@@ -128,37 +128,37 @@ def test_kernels(
     flagged: list[str] = []
     with np.errstate(all="ignore"):
         wanted = _meaning(Context(flag=lambda _, message: flagged.append(message)), node, arrays)
-    found, faults = run(node, arrays, tmp_path, False, narrow, padding)
-    again, _ = run(node, arrays, tmp_path / "..", True, narrow, padding)
+    runs = [run(printer, node, arrays, order, checked, narrow, padding) for order, checked in RUNS]
+    found, faults = runs[0]
     assert faults == list(dict.fromkeys(flagged))
-    for x, y, z in zip(found, wanted, again, strict=True):
+    for x, y in zip(found, wanted, strict=True):
         tolerance = 1e-2 if x.dtype == NUMPY_DTYPES["bf16"] else 3e-5
         np.testing.assert_allclose(x.astype(np.float64), y.astype(np.float64), tolerance, tolerance)
-        assert x.tobytes() == z.tobytes(), "the order of threads shows"
+    for again, _ in runs[1:]:
+        assert [x.tobytes() for x in again] == [x.tobytes() for x in found], "the order of threads shows"
     program_of.cache_clear()
 
 
 @pytest.mark.parametrize("shape, axes", [((40, 70), (0,)), ((40, 70), (1,)), ((3, 50, 64), (0, 1)), ((600, 96), (0,))])
-def test_a_sum_of_bf16(shape: tuple[int, ...], axes: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize("printer", DIALECTS)
+def test_a_sum_of_bf16(printer: Printer, shape: tuple[int, ...], axes: tuple[int, ...]) -> None:
     """What a cast to f32 and a sum become: the sum reads bf16, its workspaces are those of the sum of f32."""
     b = Builder()
     narrow = b.input("x0", TensorType("bf16", shape))
     summed = b.sum(b.cast(narrow, "f32"), axes).node
     region = b.node("region", [narrow], {"kind": "sum"}, (b.graph("region", [("y0", summed.outputs[0])], [narrow]),))
     x, out = (
-        Placed(TensorType("bf16", shape), contiguous(shape)),
-        Placed(summed.types[0], contiguous(summed.types[0].shape)),
+        Placed(printer, TensorType("bf16", shape), contiguous(shape)),
+        Placed(printer, summed.types[0], contiguous(summed.types[0].shape)),
     )
     x.array[...] = np.random.default_rng(0).normal(size=shape).astype(NUMPY_DTYPES["bf16"])
     node = narrow_sum(Step(region, (x.layout,), (out.layout,))).node
-    sizes = workspace_bytes(Step(summed, (x.layout,), (out.layout,)))
-    raw = [np.zeros(n + 16, np.uint8) for n in sizes]
-    launches = print_step(Step(node, (x.layout,), (out.layout,)))
-    unit = Unit(launches, tmp_path)
-    known: dict[Any, int] = {("input", 0): x.pointer, ("output", 0): out.pointer}
-    known |= {("workspace", i): r.ctypes.data + -r.ctypes.data % 16 for i, r in enumerate(raw)}
+    sizes = printer.workspace_bytes(Step(summed, (x.layout,), (out.layout,)))
+    spaces = [space(n) for n in sizes]
+    launches = printer.print_step(Step(node, (x.layout,), (out.layout,)))
+    unit = Unit(printer, launches)
+    known: dict[Operand, Buffer] = {("input", 0): x.buffer("input"), ("output", 0): out.buffer("output")}
+    known |= {("workspace", i): replace(buffer, initialised=True) for i, (_, buffer) in enumerate(spaces)}
     for launch in launches:
-        unit.run(launch, [known[operand] for operand in launch.operands], False)
+        unit.run(launch, known, checked=True)
     np.testing.assert_allclose(out.array, x.array.astype(np.float64).sum(axes), 1e-5, 1e-4)
-    ends = [(-r.ctypes.data % 16 + n, r) for n, r in zip(sizes, raw, strict=True)]
-    assert not any(r[end:].any() for end, r in ends), "a state was written behind its workspace"

@@ -10,7 +10,7 @@ import pytest
 import sexpgpu.ir.ops  # noqa: F401
 from sexpgpu.backend.cuda.device import CudaDevice
 from sexpgpu.backend.cuda.session import RING
-from sexpgpu.backend.kernels.cuda import supported
+from sexpgpu.backend.kernels.printer import supported
 from sexpgpu.backend.protocol import Budget, Call
 from sexpgpu.diagnostics import DiagnosticError
 from sexpgpu.ir.builder import Builder
@@ -88,7 +88,7 @@ def test_long_loops_are_refused_when_they_are_planned(monkeypatch: pytest.Monkey
     program = Program((), (Phase("p", graph),), NO_SCHEDULE)
     card = device()
     assert all(step.node.op != "scan" for step in card.plan(program, Budget()).phases["p"].steps)
-    monkeypatch.setattr("sexpgpu.backend.cuda.device.MAX_UNROLLED", 20)
+    monkeypatch.setattr("sexpgpu.backend.trips.MAX_UNROLLED", 20)
     with pytest.raises(DiagnosticError) as error:
         card.plan(program, Budget())
     (found,) = error.value.diagnostics

@@ -8,6 +8,7 @@ its own the last one of the example is given again. `pytest tests/diagnostics --
 from __future__ import annotations
 
 import os
+import platform
 import re
 import shlex
 import subprocess
@@ -24,27 +25,27 @@ from sexpgpu.backend import registry
 from sexpgpu.backend.cpu import device as cpu_device
 from sexpgpu.backend.cpu import session as cpu_session
 from sexpgpu.backend.cuda import device as cuda_device
+from sexpgpu.backend.metal.device import open_metal
 from sexpgpu.cli.main import main
 from sexpgpu.data import Loader
 from sexpgpu.diagnostics import CODES
 from sexpgpu.diagnostics.pages import COLUMNS, page
 from sexpgpu.train import folder
 from tests.cuda.fake import FakeDriver, toolbox
+from tests.metal.fake_metal import FakeMetal, Unit
 
 PAGES = Path(registry.__file__).parents[1] / "diagnostics" / "pages"
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LIBRARY = re.compile(r"(std/[\w-]+\.sx):\d+:\d+")
 
-ABSENT = {
-    "E-DP-001", "E-DP-002", "E-DP-003", "E-DP-004", "E-DP-005", "E-DP-006", "E-DP-007",
-    "E-MEM-002",
-}  # fmt: skip
-"""Codes of several GPUs and of Metal, which this version does not have: their pages say so and show no example."""
+ABSENT = {"E-DP-002", "E-DP-003", "E-DP-004", "E-DP-005", "E-DP-006", "E-DP-007"}
+"""Codes of several GPUs, which this version does not have: their pages say so and show no example."""
 
 
 def a_machine_without_a_card(patch: pytest.MonkeyPatch) -> None:
-    kind = registry._Kind(registry._open_cuda, probe=lambda: "no NVIDIA driver is installed")
+    kind = registry._Kind(registry._open_cuda, lambda: "no NVIDIA driver is installed")
     patch.setitem(registry._KINDS, "cuda", kind)
+    patch.setattr(platform, "system", lambda: "Linux")
 
 
 def a_card_that_is_full(patch: pytest.MonkeyPatch) -> None:
@@ -55,6 +56,16 @@ def a_card_that_is_full(patch: pytest.MonkeyPatch) -> None:
 def a_card(patch: pytest.MonkeyPatch) -> None:
     card = cuda_device.CudaDevice(toolbox(FakeDriver()))
     patch.setattr(registry, "_KINDS", {**registry._KINDS, "cuda": registry._Kind(lambda *_: card)})
+
+
+def a_mac(patch: pytest.MonkeyPatch) -> None:
+    metal = FakeMetal(refusing)
+    opened = registry._Kind(lambda wanted: open_metal("", wanted.devices, metal, metal.bridge))
+    patch.setattr(registry, "_KINDS", {**registry._KINDS, "metal": opened})
+
+
+def refusing(text: str) -> Unit:
+    raise ValueError("program_source:1:9: error: unknown type name")
 
 
 def a_machine_of_two_cores(patch: pytest.MonkeyPatch) -> None:
@@ -106,10 +117,13 @@ STAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "E-DEV-001": a_machine_without_a_card,
     "E-DEV-002": a_machine_without_a_card,
     "E-DEV-004": a_card,
+    "E-DEV-006": a_mac,
+    "E-DP-001": a_mac,
     "E-IO-003": a_process_that_goes_on,
     "E-IO-005": an_installation_without_s3fs,
     "E-LSP-001": an_installation_without_pygls,
     "E-MEM-001": a_machine_of_two_cores,
+    "E-MEM-002": a_mac,
     "E-MEM-003": a_card_that_is_full,
     "E-MEM-004": a_machine_without_memory,
     "W-DEV-001": a_user,

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from sexpgpu.backend.kernels.cuda import FLAG_BYTES, NVRTC_OPTIONS, module_source, print_step, workspace_bytes
+from sexpgpu.backend.kernels.cuda import NVRTC_OPTIONS, module_source, print_step, workspace_bytes
+from sexpgpu.backend.kernels.flags import FLAG_BYTES
 from sexpgpu.backend.kernels.launch import Launch
 from sexpgpu.ir.opdef import Array
 from sexpgpu.plan.phase import Step

@@ -1,66 +1,46 @@
-"""Kernels compiled for this processor by g++, from the very text that a GPU gets, and run on NumPy arrays."""
+"""Launches of both dialects on the lane engine: values in layouts, with bytes around them that nobody may touch."""
 
 from __future__ import annotations
 
-import ctypes
-import shutil
-import subprocess
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from sexpgpu.backend.kernels.cuda import FLAG_BYTES, module_source, print_step, workspace_bytes
-from sexpgpu.backend.kernels.launch import Launch
+from sexpgpu.backend.kernels import cuda, msl
+from sexpgpu.backend.kernels.flags import FLAG_BYTES
+from sexpgpu.backend.kernels.launch import Launch, Operand
+from sexpgpu.backend.kernels.printer import Printer
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
 from sexpgpu.plan.layout import Layout, extent
 from sexpgpu.plan.phase import Step
+from tests.lanes import unit as lanes
+from tests.lanes.unit import ORDERS, Buffer, Dialect, compiler
 
-HEADER = Path(__file__).with_name("lanes.h")
+__all__ = ["CUDA", "DIALECTS", "MSL", "ORDERS", "RUNS", "Placed", "Unit", "compiler", "execute", "space"]
+
+CUDA, MSL = cuda.PRINTER, msl.PRINTER
+DIALECTS = [pytest.param(CUDA, id="cuda"), pytest.param(MSL, id="msl")]
+ENGINES: dict[Printer, Dialect] = {CUDA: "cuda", MSL: "msl"}
 FENCE = 1024
 """Bytes around a value that a kernel must leave alone; a multiple of every alignment."""
 POISON = 0xA5
-
-
-def compiler() -> str | None:
-    return shutil.which("g++")
-
-
-class Unit:
-    """Distinct kernels of some launches as one library."""
-
-    def __init__(self, launches: Sequence[Launch], folder: Path) -> None:
-        source = [f'#include "{HEADER}"', module_source(launches)]
-        for launch in {launch.name: launch for launch in launches}.values():
-            # Pointers of any type: one call through a generic parameter list.
-            names = ", ".join(f"class T{i}" for i in range(len(launch.operands)))
-            types = ", ".join(f"T{i}" for i in range(len(launch.operands)))
-            given = ", ".join(f"(T{i})p[{i}]" for i in range(len(launch.operands)))
-            source.append(
-                f"template <{names}> static void call_{launch.name}(void (*f)({types}), void** p) {{ f({given}); }}\n"
-                f'extern "C" void run_{launch.name}(void** p) {{ call_{launch.name}({launch.name}, p); }}'
-            )
-        text, library = folder / "unit.cpp", folder / "unit.so"
-        text.write_text("\n".join(source), encoding="utf-8")
-        command = ["g++", "-O1", "-std=c++17", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w"]
-        subprocess.run([*command, "-shared", "-fPIC", "-o", str(library), str(text)], check=True)
-        self._library = ctypes.CDLL(str(library))
-        self._library.lanes_run.restype = ctypes.c_char_p
-
-    def run(self, launch: Launch, pointers: Sequence[int], backwards: bool) -> None:
-        function = ctypes.cast(self._library[f"run_{launch.name}"], ctypes.c_void_p)
-        given = (ctypes.c_void_p * len(pointers))(*pointers)
-        grid, block = ((ctypes.c_uint * 3)(*three) for three in (launch.grid, launch.block))
-        fault = self._library.lanes_run(function, given, grid, block, int(backwards))
-        assert fault is None, (launch.source, fault)
+BEHIND = 128
+"""The number from which buffers are no parameters."""
+RUNS = (*[(order, False) for order in ORDERS], ("forward", True))
+"""Every order of lanes, and a run whose accesses are checked."""
 
 
 class Placed:
-    """A buffer that holds a value in a layout, and knows which of its bytes belong to nobody."""
+    """A buffer that holds a value in a layout as a dialect stores it, and knows which of its bytes belong to nobody.
 
-    def __init__(self, type: TensorType, strides: Sequence[int], first_bytes: int = 0) -> None:
-        dtype = NUMPY_DTYPES[type.dtype]
+    array: what lies in memory.
+    """
+
+    def __init__(self, printer: Printer, type: TensorType, strides: Sequence[int], first_bytes: int = 0) -> None:
+        self.type, dtype = type, printer.dialect.memory[type.dtype]
         low, high = extent(type.shape, tuple(strides)) if type.size else (0, -1)
         raw = np.full((high - low + 1) * dtype.itemsize + 3 * FENCE + first_bytes, POISON, np.uint8)
         self.start = -raw.ctypes.data % FENCE + FENCE + first_bytes - low * dtype.itemsize
@@ -69,10 +49,24 @@ class Placed:
         self.array: Array = np.ndarray(
             type.shape, dtype, raw.data, self.start if type.size else 0, [s * dtype.itemsize for s in strides]
         )
+        self._range = (low * dtype.itemsize, (high - low + 1) * dtype.itemsize)
 
     @property
     def pointer(self) -> int:
         return self.raw.ctypes.data + self.start
+
+    @property
+    def value(self) -> Array:
+        """The value in its own dtype, which loses nothing of what lies in memory."""
+        value = self.array.astype(NUMPY_DTYPES[self.type.dtype])
+        if value.dtype != self.array.dtype:
+            np.testing.assert_array_equal(value.astype(self.array.dtype), self.array, "no value of its dtype")
+        return value
+
+    def buffer(self, role: str) -> Buffer:
+        """The value as an argument: an "input", or an "output" that holds nothing yet."""
+        written, (low, num_bytes) = role == "output", self._range
+        return Buffer(self.pointer, self.pointer + low, num_bytes, self.array.itemsize, not written, written)
 
     def others(self) -> bytes:
         """The bytes outside the value."""
@@ -83,23 +77,45 @@ class Placed:
         return found
 
 
-def execute(unit: Unit, step: Step, inputs: Sequence[Placed], outputs: Sequence[Placed], backwards: bool) -> np.ndarray:
+def space(num_bytes: int, byte: int | None = None) -> tuple[np.ndarray, Buffer]:
+    """Memory that begins on 16 bytes, and it as an argument to write to. byte: what it holds; None: nothing yet."""
+    raw = np.full(num_bytes + 16, POISON if byte is None else byte, np.uint8)
+    first = -raw.ctypes.data % 16
+    start = raw.ctypes.data + first
+    return raw[first : first + num_bytes], Buffer(start, start, num_bytes, 4, byte is not None, True)
+
+
+class Unit:
+    """Distinct kernels of some launches, compiled together."""
+
+    def __init__(self, printer: Printer, launches: Sequence[Launch]) -> None:
+        self.printer = printer
+        self.lanes = lanes.Unit(printer.module_source(launches), ENGINES[printer])
+
+    def run(
+        self,
+        launch: Launch,
+        known: Mapping[Operand, Buffer],
+        order: str = "forward",
+        checked: bool = False,
+        behind: Sequence[Buffer] = (),
+    ) -> None:
+        """behind: memory that is reached through tables of pointers."""
+        buffers = dict(enumerate(known[operand] for operand in launch.operands))
+        buffers |= {BEHIND + i: buffer for i, buffer in enumerate(behind)}
+        self.lanes.run(launch.name, buffers, launch.grid, launch.block, order, checked)
+
+
+def execute(
+    unit: Unit, step: Step, inputs: Sequence[Placed], outputs: Sequence[Placed], order: str, checked: bool = False
+) -> np.ndarray:
     """Run the launches of a step; the words of its flag record."""
-    workspaces = [np.full(size + 16, POISON, np.uint8) for size in workspace_bytes(step)]
-    flag = np.zeros(FLAG_BYTES // 4 + 4, np.uint32)
-    first = -flag.ctypes.data % 16 // 4
-    for launch in print_step(step):
-        pointers = []
-        for role, number in launch.operands:
-            match role:
-                case "input":
-                    pointers.append(inputs[number].pointer)
-                case "output":
-                    pointers.append(outputs[number].pointer)
-                case "workspace":
-                    raw = workspaces[number]
-                    pointers.append(raw.ctypes.data + -raw.ctypes.data % 16)
-                case "flag":
-                    pointers.append(flag.ctypes.data + 4 * first)
-        unit.run(launch, pointers, backwards)
-    return flag[first : first + 4]
+    spaces = [space(size) for size in unit.printer.workspace_bytes(step)]
+    flag, flag_buffer = space(FLAG_BYTES, 0)
+    known: dict[Operand, Buffer] = {("input", i): x.buffer("input") for i, x in enumerate(inputs)}
+    known |= {("output", i): x.buffer("output") for i, x in enumerate(outputs)}
+    known |= {("workspace", i): buffer for i, (_, buffer) in enumerate(spaces)} | {("flag", 0): flag_buffer}
+    for launch in unit.printer.print_step(step):
+        unit.run(launch, known, order, checked)
+        known |= {operand: replace(known[operand], initialised=True) for operand in launch.operands}
+    return flag.view(np.uint32)

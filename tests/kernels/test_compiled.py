@@ -1,4 +1,4 @@
-"""Kernels of the examples and of the samples as machine code of two cards: they compile, and nothing spills."""
+"""Kernels of the examples and of the samples as machine code of three cards: they compile, and nothing spills."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sexpgpu.backend.kernels.cuda import (
     module_source,
     print_copy,
     print_step,
-    supported,
     workspace_bound,
     workspace_bytes,
 )
 from sexpgpu.backend.kernels.launch import Launch
+from sexpgpu.backend.kernels.printer import supported
 from sexpgpu.ir.opdef import OPS, Sample
 from sexpgpu.lang.load import load_experiment
 from sexpgpu.plan.memory import MemoryProfile, plan_memory
@@ -29,7 +29,7 @@ from tests.kernels.nvrtc import compile_unit, spills
 from tests.kernels.test_samples import OPERATIONS, case
 
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.sx"))
-ARCHS = ("sm_80", "sm_90a")
+ARCHS = ("sm_80", "sm_90a", "sm_100")
 LOOPS = ("memory-table", "names-lstm", "reinforce", "ssm")
 """Examples whose loops are written out trip by trip: compiled in small, where there are fewer trips."""
 KERNELS_AT_A_TIME = 100

@@ -8,7 +8,8 @@ import zlib
 import numpy as np
 import pytest
 
-from sexpgpu.backend.kernels.cuda import FLAG_BYTES, flag_message, print_step, read_flag
+from sexpgpu.backend.kernels.cuda import print_step
+from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
 from sexpgpu.ir.opdef import OPS, Context
 from tests.kernels.card import Card, bound, spaces
 from tests.kernels.larger import LARGER

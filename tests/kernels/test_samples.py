@@ -1,26 +1,28 @@
-"""Every sample of every operation, in several layouts, on the emulated card against its NumPy meaning."""
+"""Every sample of every operation, in several layouts and both dialects, on the lane engine against NumPy."""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.kernels import cuda, nest
-from sexpgpu.backend.kernels.cuda import flag_message, print_step, read_flag, supported
+from sexpgpu.backend.kernels import nest
+from sexpgpu.backend.kernels import printer as printers
+from sexpgpu.backend.kernels.flags import flag_message, read_flag
+from sexpgpu.backend.kernels.printer import Printer, supported
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Array, Context, Sample, Work
 from sexpgpu.ir.types import NUMPY_DTYPES
 from sexpgpu.plan.layout import VIEWS, Strides, constant_strides, contiguous
 from sexpgpu.plan.phase import Step
-from tests.kernels.emulator import Placed, Unit, compiler, execute
+from tests.kernels.emulator import CUDA, DIALECTS, RUNS, Placed, Unit, compiler, execute
 from tests.kernels.larger import LARGER
+from tests.lanes.unit import Fault
 
 pytestmark = pytest.mark.skipif(compiler() is None, reason="needs g++")
 
@@ -73,18 +75,18 @@ class Case:
     outputs: list[Placed]
 
 
-def case(name: str, sample: Sample, layout: str, seed: int) -> Case:
+def case(name: str, sample: Sample, layout: str, seed: int, printer: Printer = CUDA) -> Case:
     b = Builder()
     node = b.node(name, [b.input(f"x{i}", t) for i, t in enumerate(sample.types)], sample.attrs)
     rng = np.random.default_rng(seed)
     inputs = []
     for i, type in enumerate(sample.types):
         # The second layout also begins where no pack may.
-        placed = Placed(type, LAYOUTS[layout](type.shape), 0 if layout == "contiguous" else 8)
+        placed = Placed(printer, type, LAYOUTS[layout](type.shape), 0 if layout == "contiguous" else 8)
         placed.array[...] = values(sample, i, rng)
         inputs.append(placed)
     strides = [constant_strides(node) if OPS[name].work is Work.FILL else contiguous(t.shape) for t in node.types]
-    outputs = [Placed(t, s) for t, s in zip(node.types, strides, strict=True)]
+    outputs = [Placed(printer, t, s) for t, s in zip(node.types, strides, strict=True)]
     step = Step(node, tuple(p.layout for p in inputs), tuple(p.layout for p in outputs))
     return Case(sample, node, step, inputs, outputs)
 
@@ -103,48 +105,55 @@ def check(unit: Unit, case: Case) -> None:
     faults: list[str] = []
     context = Context(flag=lambda node, message: faults.append(message))
     with np.errstate(all="ignore"):
-        expected = OPS[node.op].meaning(context, node, [p.array for p in case.inputs])
+        expected = OPS[node.op].meaning(context, node, [p.value for p in case.inputs])
     wanted = expected if isinstance(expected, tuple) else (expected,)
     before = [p.raw.tobytes() for p in case.inputs]
-    for backwards in (False, True):
+    for order, checked in RUNS:
         for placed in case.outputs:
             placed.raw[:] = 0xA5
         clean = [p.others() for p in case.outputs]
-        words = execute(unit, case.step, case.inputs, case.outputs, backwards)
+        words = execute(unit, case.step, case.inputs, case.outputs, order, checked)
         assert [p.others() for p in case.outputs] == clean, "wrote outside an output"
         assert [p.raw.tobytes() for p in case.inputs] == before, "wrote into an input"
         flag = read_flag(words)
         assert ([] if flag is None else [flag_message(node, flag)]) == faults
         for placed, result in zip(case.outputs, wanted, strict=True):
             if exact(node):
-                np.testing.assert_array_equal(placed.array, np.asarray(result))
+                np.testing.assert_array_equal(placed.value, np.asarray(result))
             else:
-                found = placed.array.astype(np.float64)
+                found = placed.value.astype(np.float64)
                 np.testing.assert_allclose(found, np.asarray(result).astype(np.float64), 2e-5, 1e-5)
 
 
-def run(cases: Sequence[Case], folder: Path) -> None:
-    launches = [launch for c in cases for launch in print_step(c.step)]
+def run(printer: Printer, cases: Sequence[Case]) -> None:
+    launches = [launch for c in cases for launch in printer.print_step(c.step)]
     if not launches:
         return
-    unit = Unit(launches, folder)
+    unit = Unit(printer, launches)
     for c in cases:
         try:
             check(unit, c)
-        except AssertionError as error:
-            error.add_note(f"{c.node}\n{c.step}\n" + "\n".join(launch.source for launch in print_step(c.step)))
+        except (AssertionError, Fault) as error:
+            error.add_note(f"{c.node}\n{c.step}\n" + "\n".join(launch.source for launch in printer.print_step(c.step)))
             raise
 
 
+def held(samples: Sequence[Sample], printer: Printer) -> list[Sample]:
+    """The samples whose dtypes a dialect has."""
+    memory = printer.dialect.memory
+    return [s for s in samples if all(t.dtype in memory for t in s.types) and s.attrs.get("dtype", "f32") in memory]
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_samples_in_every_layout(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("printer", DIALECTS)
+def test_samples_in_every_layout(printer: Printer, name: str) -> None:
     cases = [
-        case(name, sample, layout, zlib.crc32(f"{name}{number}".encode()))
-        for number, sample in enumerate([*OPS[name].samples, *LARGER.get(name, ())])
+        case(name, sample, layout, zlib.crc32(f"{name}{number}".encode()), printer)
+        for number, sample in enumerate(held([*OPS[name].samples, *LARGER.get(name, ())], printer))
         for layout in (LAYOUTS if sample.types else ("contiguous",))
     ]
     assert all(supported(c.node) for c in cases)
-    run(cases, tmp_path)
+    run(printer, cases)
 
 
 WIDE = (
@@ -165,16 +174,17 @@ WIDE = (
 
 
 @pytest.mark.parametrize("name", WIDE)
-def test_indices_of_64_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("printer", DIALECTS)
+def test_indices_of_64_bits(printer: Printer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The texts of tensors with more than 2^31 elements, on small ones."""
     monkeypatch.setattr(nest, "LIMIT", 1)
-    cuda._print.cache_clear()
-    samples = [*OPS[name].samples, *LARGER.get(name, ())][::2]
-    cases = [case(name, sample, layout, 1) for sample in samples for layout in ("contiguous", "reversed")]
+    printers._print.cache_clear()
+    samples = held([*OPS[name].samples, *LARGER.get(name, ())][::2], printer)
+    cases = [case(name, sample, layout, 1, printer) for sample in samples for layout in ("contiguous", "reversed")]
     try:
-        run(cases, tmp_path)
+        run(printer, cases)
     finally:
-        cuda._print.cache_clear()
+        printers._print.cache_clear()
 
 
 def test_every_view_is_covered() -> None:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import sexpgpu.ir.ops  # noqa: F401
-from sexpgpu.backend.cuda import rows
 from sexpgpu.backend.cuda.attention import is_attention, rounded_edges
-from sexpgpu.backend.cuda.rows import program_of
+from sexpgpu.backend.kernels import rows
+from sexpgpu.backend.kernels.rows import program_of
+from sexpgpu.backend.kernels.scans import absorbs
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import make
 from sexpgpu.ir.evaluate import evaluate
@@ -42,7 +43,7 @@ def by_body(node: Node) -> bool:
     return not is_attention(node) and not is_row_program(node.bodies[0])
 
 
-RULES = Rules(is_row_program, lambda node: node.inputs[0].dtype == "bf16", is_attention)
+RULES = Rules(is_row_program, lambda node: node.inputs[0].dtype == "bf16", is_attention, absorbs)
 PROFILE = MemoryProfile("test", by_body=by_body, rules=RULES)
 
 

@@ -5,7 +5,7 @@ Flow: `backend.registry` makes it from settings; the training loop sees only the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,7 +22,7 @@ from sexpgpu.diagnostics import Diagnostic
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.program import Program
-from sexpgpu.ir.types import NUMPY_DTYPES, ORACLE_DTYPES
+from sexpgpu.ir.types import DTYPES, NUMPY_DTYPES, ORACLE_DTYPES
 from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_memory
 
 
@@ -61,6 +61,11 @@ class CpuDevice:
     @property
     def _num_threads(self) -> int:
         return self.threads or num_cores()
+
+    @property
+    def dtypes(self) -> Collection[str]:
+        """All that there are."""
+        return DTYPES
 
     def describe(self) -> str:
         """The processor, its cores, the memory that is free, and what runs programs."""

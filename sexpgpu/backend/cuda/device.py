@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import platform
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -24,30 +24,29 @@ from sexpgpu.backend.cuda.attention import (
 )
 from sexpgpu.backend.cuda.blas import Blas, load_library
 from sexpgpu.backend.cuda.driver import Driver, DriverError
-from sexpgpu.backend.cuda.lowering import Kernel, lower, node_workspace
+from sexpgpu.backend.cuda.lowering import lower, node_workspace
 from sexpgpu.backend.cuda.nvrtc import Compiler, default_cache
 from sexpgpu.backend.cuda.report import Report, report_lines
-from sexpgpu.backend.cuda.rows import program_of
 from sexpgpu.backend.cuda.session import CudaSession, Toolbox
-from sexpgpu.backend.kernels import cuda as printers
+from sexpgpu.backend.kernels.cuda import PRINTER
+from sexpgpu.backend.kernels.report import kernel_texts
+from sexpgpu.backend.kernels.rows import program_of
+from sexpgpu.backend.kernels.scans import absorbs
 from sexpgpu.backend.protocol import Budget
+from sexpgpu.backend.trips import write_out
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
-from sexpgpu.ir.ops.scan import places
 from sexpgpu.ir.program import Program
+from sexpgpu.ir.types import DTYPES
 from sexpgpu.plan.layout import Layout, contiguous
 from sexpgpu.plan.memory import GIB, MemoryProfile, ProgramPlan, admit, plan_memory
 from sexpgpu.plan.narrow import narrow_program
 from sexpgpu.plan.phase import Step
 from sexpgpu.plan.regions import Rules
-from sexpgpu.plan.unroll import num_unrolled, unroll_program
-from sexpgpu.source import Span
 
 MIN_CUDA_VERSION = 13000
 MIN_CAPABILITY = (8, 0)
-MAX_UNROLLED = 20_000
-"""Nodes of a phase whose loops are written out."""
 RESERVED_BYTES = GIB
 """Left free for the libraries' own memory."""
 PIP_LINE = "pip install 'sexpgpu[cuda]'"
@@ -75,6 +74,11 @@ class CudaDevice:
         """`cuda`."""
         return "cuda"
 
+    @property
+    def dtypes(self) -> Collection[str]:
+        """All that there are."""
+        return DTYPES
+
     def describe(self) -> str:
         """The architecture, the card, and that patterns are looked for."""
         major, minor = self.tools.driver.capability()
@@ -101,7 +105,7 @@ class CudaDevice:
     @cached_property
     def profile(self) -> MemoryProfile:
         """What the planner knows of this device."""
-        rules = Rules(lambda body: program_of(body) is not None, _narrows, self._attends)
+        rules = Rules(lambda body: program_of(body) is not None, _narrows, self._attends, absorbs)
         return MemoryProfile("cuda", workspace_bytes=self._workspace_bytes, by_body=self.runs_by_body, rules=rules)
 
     def _workspace_bytes(self, node: Node) -> int:
@@ -146,8 +150,7 @@ class CudaDevice:
 
         budget: the size of a smaller card to plan for; what others hold of the real one is held of that one too.
         """
-        refuse_long_loops(program)
-        program = narrow_program(unroll_program(program), self._edges)
+        program = narrow_program(write_out(program, "cuda"), self._edges)
         self.tools.driver.use()
         free, total = self.tools.driver.memory()
         if budget.bytes is not None:
@@ -165,37 +168,12 @@ class CudaDevice:
 
     def kernels(self, plan: ProgramPlan) -> Mapping[str, str]:
         """The text of each kernel by name, in the order in which they first run."""
-        found: dict[str, str] = {}
-        for phase in [lower(phase, self.tools) for phase in plan.phases.values()]:
-            for part in (phase, *((phase.apply,) if phase.apply is not None else ())):
-                found |= {a.launch.name: a.launch.source for a in part.actions if isinstance(a, Kernel)}
-        return found
+        return kernel_texts([lower(phase, self.tools) for phase in plan.phases.values()])
 
 
 def _narrows(node: Node) -> bool:
     """Whether the library writes a product as bf16."""
     return node.inputs[0].dtype == "bf16"
-
-
-def refuse_long_loops(program: Program) -> None:
-    """Raises E-DEV-004, at the longest loop of each phase, where its loops written out have too many nodes."""
-    found: dict[Span | None, Diagnostic] = {}
-    for phase in program.phases:
-        loops = [node for node in phase.graph.walk() if node.op == "scan"]
-        num_nodes = num_unrolled(phase.graph) if loops else 0
-        if num_nodes > MAX_UNROLLED:
-            longest = max(loops, key=lambda node: len(places(node)) * num_unrolled(node.bodies[0]))
-            origin = longest.origin
-            while origin.span is None and origin.parent is not None:
-                origin = origin.parent
-            message = (
-                f"cuda writes out the trips of a loop, and phase `{phase.name}` would have {num_nodes:,} nodes; "
-                f"{MAX_UNROLLED:,} are the most; this loop has {len(places(longest)):,} trips"
-            )
-            help = ("walk fewer places, or use `--device cpu`",)
-            found.setdefault(origin.span, Diagnostic("E-DEV-004", message, origin.span, help=help))
-    if found:
-        raise DiagnosticError(list(found.values()))
 
 
 def open_cuda(others: str, bindings: Any = None) -> CudaDevice:
@@ -226,7 +204,7 @@ def _open(bindings: Any) -> CudaDevice:
     cudnn, without = _open_cudnn()
     major, minor = driver.capability()
     compiler = Compiler(f"sm_{major}{minor}", default_cache(), nvrtc)
-    return CudaDevice(Toolbox(driver, compiler, printers, blas, cudnn), without)
+    return CudaDevice(Toolbox(driver, compiler, PRINTER, blas, cudnn), without)
 
 
 def check_driver(bindings: Any = None) -> Driver:

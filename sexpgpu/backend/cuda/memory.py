@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from sexpgpu.backend.cuda.lowering import HALT, OUTBOX, WORKSPACE, Kernel, Lowered, Table
-from sexpgpu.ir.graph import Node
-from sexpgpu.ir.opdef import OPS, Array, Context
+from sexpgpu.backend.kernels.lowering import HALT, OUTBOX, WORKSPACE, Kernel, Lowered, Table
+from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.program import SLOT
-from sexpgpu.plan.layout import ARENA, constant_strides
+from sexpgpu.plan.layout import ARENA
 from sexpgpu.plan.memory import ProgramPlan
 
 INBOX, TABLES = "inbox", "tables"
@@ -52,11 +49,3 @@ def tables(phases: Iterable[Lowered]) -> list[Table]:
     """The tables of all phases, in order."""
     kernels = [action for phase in phases for action in phase.actions if isinstance(action, Kernel)]
     return [operand for kernel in kernels for operand in kernel.operands if isinstance(operand, Table)]
-
-
-def constant(node: Node) -> Array:
-    """The bytes of a constant, without what its layout repeats."""
-    array = OPS[node.op].meaning(Context(), node, ())
-    assert isinstance(array, np.ndarray), node
-    once = tuple([slice(0, 1) if stride == 0 else slice(None) for stride in constant_strides(node)])
-    return np.frombuffer(np.ascontiguousarray(np.asarray(array)[once]).tobytes(), np.uint8)

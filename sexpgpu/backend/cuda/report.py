@@ -5,24 +5,16 @@ Flow: `device.lowering` makes it for `sexpgpu lower` and for the head of a run.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sexpgpu.backend.cuda.attention import BACKWARD, FORWARD
 from sexpgpu.backend.cuda.cut import cut
-from sexpgpu.backend.cuda.lowering import (
-    Attend,
-    Fill,
-    Kernel,
-    Lowered,
-    Move,
-    Product,
-    is_library_call,
-)  # fmt: skip
+from sexpgpu.backend.cuda.lowering import Attend, Product, is_library_call
 from sexpgpu.backend.cuda.traffic import copied_bytes, fewest_bytes, moved_bytes
-from sexpgpu.backend.pieces import SECOND_PASS, Piece
-from sexpgpu.backend.report import decision_rows, row
+from sexpgpu.backend.kernels.lowering import Fill, Lowered, Move
+from sexpgpu.backend.kernels.report import counted, decisions, patterns
+from sexpgpu.backend.report import row
 from sexpgpu.ir.graph import Node
 from sexpgpu.plan.memory import ProgramPlan
 
@@ -41,14 +33,12 @@ class Report:
 def report_lines(report: Report) -> list[str]:
     """One row per phase, then what runs as what and why, then the patterns."""
     lines = []
-    pieces: dict[str, Sequence[Piece]] = {}
     for phase in report.phases:
         lines.append(row(phase.name, _counted(phase)))
-        pieces[phase.name] = cut(phase).pieces
         if phase.apply is not None:
             lines.append(row("  then, if it holds", _counted(phase.apply)))
-            pieces[phase.name + SECOND_PASS] = cut(phase.apply).pieces
-    return [*lines, *decision_rows(pieces), *_traffic(report), *_patterns(report)]
+    found = decisions(report.phases, cut)
+    return [*lines, *found, *_traffic(report), *patterns(report.plan.program, report.missed, _taker)]
 
 
 def _traffic(report: Report) -> list[str]:
@@ -65,46 +55,10 @@ def _traffic(report: Report) -> list[str]:
 
 
 def _counted(phase: Lowered) -> str:
-    kinds = Counter([_kind(action) for action in phase.actions])
-    distinct = len({action.launch.name for action in phase.actions if isinstance(action, Kernel)})
-    words = [f"{kinds['kernel']} kernels ({distinct} texts)"]
-    words += [f"{kinds[name]} {name}" for name in ("products", "attention", "copies", "fills") if kinds[name]]
+    line = counted(phase, {Product: "products", Attend: "attention", Move: "copies", Fill: "fills"})
     fused = sum([isinstance(a, Product) and a.gemm.out_dtype == "bf16" for a in phase.actions])
-    if fused:
-        words.append(f"{fused} products write bf16")
-    return ", ".join(words)
+    return f"{line}, {fused} products write bf16" if fused else line
 
 
-def _kind(action: object) -> str:
-    match action:
-        case Kernel():
-            return "kernel"
-        case Product():
-            return "products"
-        case Attend():
-            return "attention"
-        case Move():
-            return "copies"
-        case Fill():
-            return "fills"
-    raise AssertionError(action)
-
-
-def _patterns(report: Report) -> list[str]:
-    taken: Counter[str] = Counter()
-    missed: Counter[tuple[str, str]] = Counter()
-    for phase in report.plan.program.phases:
-        for node in phase.graph.walk():
-            if node.op != "composite":
-                continue
-            reason = report.missed(node)
-            name = str(node.attrs["name"])
-            if reason is None:
-                taken[name] += 1
-            else:
-                missed[name, reason] += 1
-    lines = [
-        row("taken", f"{name} × {count}: {'cuDNN' if name in (FORWARD, BACKWARD) else 'row program'}")
-        for name, count in taken.items()
-    ]
-    return lines + [row("missed", f"{name} × {count}: {reason}") for (name, reason), count in missed.items()]
+def _taker(name: str) -> str:
+    return "cuDNN" if name in (FORWARD, BACKWARD) else "row program"

@@ -21,37 +21,30 @@ import numpy as np
 
 from sexpgpu.backend.cuda.attention import Attention, Built, Cudnn
 from sexpgpu.backend.cuda.blas import Blas
-from sexpgpu.backend.cuda.cut import Cut, cut, rates_of
+from sexpgpu.backend.cuda.cut import cut, rates_of
 from sexpgpu.backend.cuda.driver import Arguments, Driver, OutOfMemory
-from sexpgpu.backend.cuda.fusion import Group, print_group
 from sexpgpu.backend.cuda.gemm import Gemm
-from sexpgpu.backend.cuda.leaves import print_leaves
-from sexpgpu.backend.cuda.lowering import (
-    DECISION_BYTES,
+from sexpgpu.backend.cuda.lowering import Attend, Product, lower
+from sexpgpu.backend.cuda.memory import HALT_BYTES, INBOX, TABLES, regions, tables
+from sexpgpu.backend.cuda.nvrtc import Compiler
+from sexpgpu.backend.kernels.calls import checked, constant, decided, faults
+from sexpgpu.backend.kernels.cut import Cut
+from sexpgpu.backend.kernels.launch import Launch
+from sexpgpu.backend.kernels.lowering import (
     HALT,
     OUTBOX,
     Action,
-    Attend,
     Fill,
     Kernel,
     Lowered,
     Move,
     Place,
     Printers,
-    Product,
     Table,
-    lower,
 )
-from sexpgpu.backend.cuda.memory import HALT_BYTES, INBOX, TABLES, constant, regions, tables
-from sexpgpu.backend.cuda.nvrtc import Compiler
-from sexpgpu.backend.cuda.rows import Program, print_rows
-from sexpgpu.backend.kernels.flags import FLAG_BYTES, flag_message, read_flag
-from sexpgpu.backend.kernels.launch import Launch
-from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.backend.pieces import SECOND_PASS, Piece, Profile, Rates
-from sexpgpu.backend.protocol import Call, Fault, Outputs
+from sexpgpu.backend.protocol import Call, Outputs
 from sexpgpu.diagnostics import Diagnostic, DiagnosticError
-from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import Array
 from sexpgpu.ir.program import FEED, SLOT
 from sexpgpu.ir.types import ITEM_BYTES, NUMPY_DTYPES, TensorType
@@ -76,9 +69,11 @@ class Toolbox:
     printers: Printers
     blas: Blas
     cudnn: Cudnn | None
-    print_group: Callable[[Group], Launch] = print_group
-    print_rows: Callable[[Program, Sequence[Argument], Sequence[Argument]], tuple[Launch, ...]] = print_rows
-    print_leaves: Callable[[Node, bool], tuple[Launch, ...]] = print_leaves
+
+    @property
+    def num_buffers(self) -> int:
+        """All of the card's memory is one."""
+        return 1
 
     def attend(self, attention: Attention) -> int | None:
         """The workspace that cuDNN takes for a graph; None: it refuses it."""
@@ -159,7 +154,7 @@ class CudaSession:
         self.lowered = {name: lower(phase, tools) for name, phase in plan.phases.items()}
         # Both passes of a phase find its feeds where the first has them.
         self._parts = [
-            (part, phase.feeds) for phase in self.lowered.values() for part in (phase, phase.apply) if part is not None
+            (part, phase.feeds) for phase in self.lowered.values() for part in phase.passes
         ]
         parts = [part for part, _ in self._parts]
         constants = [constant(node) for node in plan.constants]
@@ -319,6 +314,7 @@ class CudaSession:
                 built = cudnn.build(attention)
                 assert isinstance(built, Built), built
                 return [partial(cudnn.enqueue, built, [at(place) for place in places], at(library))]
+        raise AssertionError(action)
 
     def _product(self, product: Product, at: Callable[[Place | None], int]) -> list[Enqueue]:
         prepared = self._tools.blas.prepare(product.gemm, product.alignment_bytes)
@@ -338,7 +334,7 @@ class CudaSession:
     def write(self, slot: str, value: Array) -> None:
         """Set a slot's contents. Raises ValueError where shape or dtype differ."""
         type = self._slots[slot].type
-        data = _checked(value, type, f"slot `{slot}`")
+        data = checked(value, type, f"slot `{slot}`")
         self._driver.use()
         self._write_bytes(self._address(Place(SLOT + slot), _NO_FEEDS), data)
 
@@ -446,7 +442,7 @@ class CudaSession:
         wanted = phase.lowered.feeds
         if feeds.keys() != wanted.keys():
             raise ValueError(f"phase `{phase.lowered.name}` takes {sorted(wanted)}, not {sorted(feeds)}")
-        arrays = {name: _checked(feeds[name], type, f"feed `{name}`") for name, (type, _) in wanted.items()}
+        arrays = {name: checked(feeds[name], type, f"feed `{name}`") for name, (type, _) in wanted.items()}
         pinned = self._ring[self._next]
         self._next = (self._next + 1) % len(self._ring)
         if pinned.flight is not None:
@@ -506,9 +502,8 @@ class CudaSession:
             dtype = NUMPY_DTYPES[result.type.dtype]
             stop = result.offset_bytes + result.type.size * dtype.itemsize
             results[name] = raw[result.offset_bytes : stop].copy().view(dtype).reshape(result.type.shape)
-        faults = _faults(lowered, raw)
-        decision = bool(raw[:4].any())
-        flight.outputs = Outputs(results, faults, lowered.guard is None or (decision and not faults))
+        found = faults(lowered, raw)
+        flight.outputs = Outputs(results, found, lowered.guard is None or (decided(raw) and not found))
         return flight.outputs
 
     # For reports.
@@ -563,23 +558,6 @@ class CudaSession:
 
 
 _NO_FEEDS: Feeds = {}
-
-
-def _checked(value: Array, type: TensorType, what: str) -> Array:
-    value = np.asarray(value)
-    if value.shape != type.shape or value.dtype != NUMPY_DTYPES[type.dtype]:
-        raise ValueError(f"{what} is {type}, not {value.dtype} {list(value.shape)}")
-    return np.ascontiguousarray(value)
-
-
-def _faults(lowered: Lowered, raw: Array) -> tuple[Fault, ...]:
-    """The faults of a call, in the order of its steps."""
-    if not lowered.flags:
-        return ()
-    stop = DECISION_BYTES + len(lowered.flags) * FLAG_BYTES
-    records = raw[DECISION_BYTES:stop].view(np.uint32).reshape(-1, 4)
-    found = [(node, read_flag(record)) for node, record in zip(lowered.flags, records, strict=True)]
-    return tuple([Fault(flag_message(node, flag), node.origin) for node, flag in found if flag is not None])
 
 
 def _give_back(driver: Driver, address: int) -> None:

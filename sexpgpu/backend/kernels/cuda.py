@@ -1,154 +1,107 @@
-"""CUDA C++ for a step: which printer its kind of work has, and one unit of text for many kernels.
+"""CUDA C++ as NVRTC reads it, without headers and without fast math: its words, and what prints it.
 
 Flow: the cuda device asks for the launches of each step of a plan, compiles `module_source` of them all with
-NVRTC (with `NVRTC_OPTIONS`, no fast math), and enqueues them in order.
+NVRTC (with `NVRTC_OPTIONS`), and enqueues them in order. The module stands for `printer.Printer` of this dialect.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from sexpgpu.backend.kernels import moves
-from sexpgpu.backend.kernels.contractions import print_conv, print_product
-from sexpgpu.backend.kernels.draws import print_draws
-from sexpgpu.backend.kernels.flags import FLAG_BYTES, FLAG_WORDS, Flag, flag_message, flagged, read_flag
-from sexpgpu.backend.kernels.indexed import print_gather
-from sexpgpu.backend.kernels.launch import Launch
-from sexpgpu.backend.kernels.maps import print_fill, print_map, table_fits
-from sexpgpu.backend.kernels.operands import BASE_BYTES, Argument, arguments
-from sexpgpu.backend.kernels.prelude import PRELUDE
-from sexpgpu.backend.kernels.reductions import print_reduce, reduce_bound, reduce_workspace
-from sexpgpu.backend.kernels.scans import print_scan
-from sexpgpu.backend.kernels.scatter import print_scatter, scatter_workspace
-from sexpgpu.backend.kernels.selects import print_select, select_workspace
-from sexpgpu.ir.graph import Node
-from sexpgpu.ir.opdef import OPS, Work
-from sexpgpu.ir.types import TensorType
-from sexpgpu.plan.layout import Strides
-from sexpgpu.plan.phase import Copy, Step
-
-__all__ = [
-    "FLAG_BYTES",
-    "FLAG_WORDS",
-    "NVRTC_OPTIONS",
-    "Flag",
-    "flag_message",
-    "flagged",
-    "module_source",
-    "print_copy",
-    "print_step",
-    "read_flag",
-    "supported",
-    "workspace_bound",
-    "workspace_bytes",
-]
+from sexpgpu.backend.kernels.cuda_prelude import PRELUDE
+from sexpgpu.backend.kernels.dialects import Dialect
+from sexpgpu.backend.kernels.printer import Printer
+from sexpgpu.ir.types import NUMPY_DTYPES
 
 NVRTC_OPTIONS = ("--std=c++17", "--fmad=false", "--diag-suppress=177")
 """What the texts are written for, beside the architecture. 177 tells of names that a text does not use."""
 
-KINDS = frozenset(
-    {
-        Work.FILL, Work.MAP, Work.MOVE, Work.REDUCE, Work.SCAN, Work.GATHER, Work.SCATTER, Work.RANDOM,
-        Work.CONTRACT, Work.CONV, Work.SELECT,
-    }
+
+@dataclass(frozen=True, eq=False)
+class Cuda(Dialect):
+    """The words of CUDA C++."""
+
+    def kernel(self, parameters: Sequence[tuple[str, str, bool, bool]], table: str, body: str, num_threads: int) -> str:
+        taken = [
+            f"{self.pointer(spelt, const)}{' __restrict__' if alone else ''} {name}"
+            for name, spelt, const, alone in parameters
+        ]
+        body = f"{table}\n{body}" if table else body
+        bounds = f"__launch_bounds__({num_threads})"
+        return f'extern "C" __global__ void {bounds} @({", ".join(taken)}) {{\n{body}\n}}\n'
+
+    def table(self, spelt: str, elements: Sequence[str]) -> str:
+        return f"static const {spelt} table[{len(elements)}] = {{{', '.join(elements)}}};"
+
+    def pointer(self, spelt: str, const: bool = True) -> str:
+        return f"{'const ' if const else ''}{spelt}*"
+
+    def shared(self, spelt: str, *arrays: str) -> str:
+        return f"__shared__ {spelt} {', '.join(arrays)};"
+
+    def get(self, place: str, shared: bool = False) -> str:
+        return place
+
+    def put(self, place: str, record: str, shared: bool = False) -> str:
+        return f"{place} = {record};"
+
+    def barrier(self, device: bool = False) -> str:
+        return "__syncthreads();"
+
+    def warp_barrier(self) -> str:
+        return "__syncwarp();"
+
+    def shuffle_up(self, value: str, away: str) -> str:
+        return f"__shfl_up_sync(0xffffffffu, {value}, {away})"
+
+    def ballot(self, test: str) -> str:
+        return f"__ballot_sync(0xffffffffu, {test})"
+
+    def match(self, value: str) -> str:
+        return f"__match_any_sync(0xffffffffu, {value})"
+
+    def count_bits(self, bits: str) -> str:
+        return f"__popc({bits})"
+
+    def add_shared(self, place: str, number: str) -> str:
+        return f"atomicAdd(&{place}, {number});"
+
+    def any_in_block(self, number: str) -> str:
+        return f"__syncthreads_or({number})"
+
+    def raise_flag(self, place: str, value: str | None) -> str:
+        return f"raise_flag(flag, {place}, {value or 0});"
+
+
+CUDA = Cuda(
+    name="cuda",
+    prelude=PRELUDE,
+    memory=NUMPY_DTYPES,
+    registers={"f32": "float", "bf16": "float", "f64": "double", "i32": "int", "i64": "i64", "bool": "bool"},
+    storage={"f32": "float", "bf16": "u16", "f64": "double", "i32": "int", "i64": "i64", "bool": "u8"},
+    unsigned={"f32": "float", "bf16": "float", "f64": "double", "i32": "u32", "i64": "u64", "bool": "int"},
+    loads={"bf16": "from_bf16({})", "bool": "({} != 0)"},
+    stores={"bf16": "to_bf16({})", "bool": "(u8)({})"},
+    lowest={"f32": "__uint_as_float(0xff800000u)", "f64": "__longlong_as_double(0xfff0000000000000ll)",
+            "i32": "(-2147483647 - 1)", "i64": "(-9223372036854775807ll - 1)"},
+    highest={"f32": "__uint_as_float(0x7f800000u)", "f64": "__longlong_as_double(0x7ff0000000000000ll)",
+             "i32": "2147483647", "i64": "9223372036854775807ll"},
+    literals={"f32": "__uint_as_float({number:#x}u)", "bf16": "from_bf16({number:#x})", "bool": "({number} != 0)",
+              "f64": "__longlong_as_double({number:#x}ull)", "i32": "(int)({number}ll)", "i64": "(i64)({number}ull)"},
+    draws={"random-uniform": "uniform", "random-normal": "normal"},
+    suffix={"f32": "f", "bf16": "f"},
+    thread="threadIdx", block="blockIdx", block_size="blockDim", grid="gridDim",
+    long_suffix="ll", deciding_threads=256,
+    has_null=True, has_addresses=True, has_wide_atomics=True, has_matrices=False,
 )  # fmt: skip
+"""The dialect of the cuda device."""
 
-
-def supported(node: Node) -> bool:
-    """Whether `print_step` has kernels for a node: every kind of work but loops and composites.
-
-    Products and convolutions are here for what no library takes. A large constant table is data to upload.
-    """
-    work = OPS[node.op].work
-    return work in KINDS and not node.bodies and (work is not Work.FILL or table_fits(node))
-
-
-def print_step(step: Step) -> tuple[Launch, ...]:
-    """The launches of a step, to run one after the other; none where there is nothing to write."""
-    node = step.node
-    layouts = tuple([(x.strides, x.offset_bytes % BASE_BYTES) for x in (*step.inputs, *step.outputs)])
-    types = (*(v.type for v in node.inputs), *node.types)
-    return _print(_Work(node.op, repr(sorted(node.attrs.items())), types, layouts, step))
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """All of a step that its kernels depend on, so that equal layers are printed once."""
-
-    op: str
-    attrs: str
-    types: tuple[TensorType, ...]
-    layouts: tuple[tuple[Strides, int], ...]
-    step: Step = field(compare=False)
-
-
-@lru_cache(maxsize=4096)
-def _print(work: _Work) -> tuple[Launch, ...]:
-    step = work.step
-    inputs, outputs = arguments(step)
-    node, out = step.node, outputs[0]
-    match OPS[node.op].work:
-        case Work.FILL:
-            return print_fill(node, out)
-        case Work.MAP:
-            return print_map(node, inputs, out)
-        case Work.MOVE:
-            return moves.print_move(node, inputs, out)
-        case Work.REDUCE:
-            return print_reduce(node, inputs[0], out)
-        case Work.SCAN:
-            return print_scan(node, inputs[0], out)
-        case Work.GATHER:
-            return print_gather(node, inputs, out)
-        case Work.SCATTER:
-            return print_scatter(node, inputs, out)
-        case Work.RANDOM:
-            return print_draws(node, inputs, out)
-        case Work.CONTRACT:
-            return print_product(node, inputs, out)
-        case Work.CONV:
-            return print_conv(node, inputs, out)
-        case Work.SELECT:
-            return print_select(node, inputs, outputs)
-        case other:
-            raise AssertionError(f"no kernel for {other} of {node}")
-
-
-def print_copy(copy: Copy) -> tuple[Launch, ...]:
-    """The launches of a copy that a plan names (`saves`, `commits`): operand `input` 0 to `output` 0."""
-    return moves.copy(Argument(("input", 0), copy.type, copy.source), Argument(("output", 0), copy.type, copy.target))
-
-
-def workspace_bytes(step: Step) -> tuple[int, ...]:
-    """Bytes of each workspace that the launches of a step share; what they hold does not matter before or after."""
-    inputs, (out, *_) = arguments(step)
-    match OPS[step.node.op].work:
-        case Work.REDUCE:
-            return reduce_workspace(step.node, inputs[0], out)
-        case Work.SCATTER:
-            return scatter_workspace(step.node)
-        case Work.SELECT:
-            return select_workspace(step.node)
-        case _:
-            return ()
-
-
-def workspace_bound(node: Node) -> int:
-    """The most that the workspaces of a node take together, each rounded up to 16 bytes, whatever its layouts."""
-    match OPS[node.op].work:
-        case Work.REDUCE:
-            return reduce_bound(node)
-        case Work.SCATTER:
-            return sum(-(-size // 16) * 16 for size in scatter_workspace(node))
-        case Work.SELECT:
-            return sum(-(-size // 16) * 16 for size in select_workspace(node))
-        case _:
-            return 0
-
-
-def module_source(launches: Iterable[Launch]) -> str:
-    """One translation unit of the prelude and each distinct kernel once, in the order of their names."""
-    distinct = {launch.name: launch.source for launch in launches}
-    return "\n".join([PRELUDE, *(distinct[name] for name in sorted(distinct))])
+PRINTER = Printer(CUDA)
+print_step = PRINTER.print_step
+print_copy = PRINTER.print_copy
+print_group = PRINTER.print_group
+print_leaves = PRINTER.print_leaves
+workspace_bytes = PRINTER.workspace_bytes
+workspace_bound = PRINTER.workspace_bound
+module_source = PRINTER.module_source

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from sexpgpu.backend.kernels.dialects import CUDA
 from sexpgpu.backend.kernels.launch import BLOCK, Launch, kernel
 from sexpgpu.backend.kernels.nest import is_wide, offset, split, unsigned
 from sexpgpu.backend.kernels.operands import Argument
@@ -21,6 +20,7 @@ def print_draws(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple[
     if out.size == 0:
         return ()
     stream, trip = inputs
+    d = out.dialect
     shape = attr_shape(node.attrs)
     length = prod(shape)
     groups = -(-length // WORDS)
@@ -43,13 +43,13 @@ if (n < {length}u) {{
 y[{at}] = drawn.at[e];
 }}
 }}"""
-    site = attr_int(node.attrs, "site") % 2**64
-    text = f"""const {number} t = ({number})blockIdx.x * {BLOCK}u + threadIdx.x;
+    site = f"{attr_int(node.attrs, 'site') % 2**64:#x}u{d.long_suffix}"
+    text = f"""const {number} t = ({number}){d.block}.x * {BLOCK}u + {d.thread}.x;
 if (t >= {count}u) return;
 {lines}
-const i64 key = stream[{offset(rows, stream.strides, wide)}];
-const int when = trip[{offset(rows, trip_strides, wide)}];
-const Pack<float, 4> drawn = {CUDA.draws[node.op]}(philox((u64)key, (u32)(t % {groups}u), (u32)when, {site:#x}ull));
+const i64 key = {stream.load(f"stream[{offset(rows, stream.strides, wide)}]")};
+const int when = {trip.load(f"trip[{offset(rows, trip_strides, wide)}]")};
+const Pack<float, 4> drawn = {d.draws[node.op]}(philox((u64)key, (u32)(t % {groups}u), (u32)when, {site}));
 {write}"""
     pointers = [stream.pointer("stream"), trip.pointer("trip"), out.pointer("y")]
-    return (kernel("draw", pointers, text, (-(-count // BLOCK), 1, 1)),)
+    return (kernel(d, "draw", pointers, text, (-(-count // BLOCK), 1, 1)),)

@@ -2,6 +2,10 @@
 
 A record is 16 bytes, zeroed by the host before the kernels that share it run. Kernels count with an atomic add
 and keep the greatest key with an atomic maximum, so what is left does not depend on the order of threads.
+
+Where there is no atomic maximum of 64 bits, the greatest inverse place is kept with one of 32, and every thread that
+meets a fault notes its value at its own place of a workspace; a last launch of one thread takes the value of the first
+place from there. A fault without a value (a division) needs no more than its place.
 """
 
 from __future__ import annotations
@@ -11,6 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from sexpgpu.backend.kernels.dialects import Dialect
+from sexpgpu.backend.kernels.launch import Launch, Pointer, kernel
+from sexpgpu.backend.kernels.operands import flag_pointer, workspace_pointer
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.rules import attr_int
@@ -37,6 +44,24 @@ class Flag:
 def flagged(node: Node) -> bool:
     """Whether the kernels of a node take a flag record."""
     return OPS[node.op].reports
+
+
+def notes(dialect: Dialect, node: Node) -> tuple[int, ...]:
+    """Bytes of the workspace where the kernels of a node note values, if they do."""
+    if dialect.has_wide_atomics or OPS[node.op].work not in INDEXED or not node.types[0].size:
+        return ()
+    return (4 * node.inputs[1].type.size,)
+
+
+def flag_pointers(dialect: Dialect, number: int) -> list[Pointer]:
+    """The parameters of a kernel that reports values. number: of the workspace where they are noted."""
+    return [flag_pointer()] if dialect.has_wide_atomics else [flag_pointer(), workspace_pointer(number, "noted", "int")]
+
+
+def print_tell(dialect: Dialect, number: int) -> Launch:
+    """The kernel that completes a record from what was noted."""
+    text = "if (flag[0] != 0u) flag[2] = (u32)noted[0xffffffffu - flag[3]];"
+    return kernel(dialect, "tell", flag_pointers(dialect, number), text, (1, 1, 1), (1, 1, 1))
 
 
 def read_flag(words: Sequence[int] | np.ndarray) -> Flag | None:

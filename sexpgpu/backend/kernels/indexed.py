@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sexpgpu.backend.kernels.dialects import BITS, CUDA
+from sexpgpu.backend.kernels.dialects import BITS
+from sexpgpu.backend.kernels.flags import flag_pointers
 from sexpgpu.backend.kernels.launch import BLOCK, Launch, kernel
 from sexpgpu.backend.kernels.nest import Nest, is_wide, unsigned
-from sexpgpu.backend.kernels.operands import Argument, flag_pointer
+from sexpgpu.backend.kernels.operands import Argument
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.ops.rules import attr_int
 from sexpgpu.plan.layout import Strides, contiguous
@@ -18,6 +19,7 @@ def print_gather(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple
     if out.size == 0:
         return ()
     x, i = inputs
+    d = out.dialect
     axis = attr_int(node.attrs, "axis")
     num_batch = node.attrs.get("batch")
     without = (*x.strides[:axis], *x.strides[axis + 1 :])
@@ -46,17 +48,17 @@ def print_gather(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple
     start, names = nest.start("t")
     size, number = x.shape[axis], unsigned(wide)
     source = f"x + ({nest.at('x', names)} + ({'i64' if wide else 'int'})place * {x.strides[axis]})"
-    text = f"""const {number} t = ({number})blockIdx.x * {BLOCK}u + threadIdx.x;
+    text = f"""const {number} t = ({number}){d.block}.x * {BLOCK}u + {d.thread}.x;
 if (t >= {nest.count}u) return;
 {start}
-{CUDA.registers[i.dtype]} place = i[{nest.at("i", names)}];
+{i.register} place = {i.load(f"i[{nest.at('i', names)}]")};
 if (place < 0 || place >= {size}) {{
-if (({nest.at("lead", names)}) == 0) raise_flag(flag, {nest.at("at", names)}, place);
+if (({nest.at("lead", names)}) == 0) {d.raise_flag(nest.at("at", names), "place")}
 place = place < 0 ? 0 : {size - 1};
 }}
 {_move(spelt, pack, source, f"y + ({nest.at('y', names)})")}"""
-    pointers = [x.pointer("x", bits=True), i.pointer("i"), out.pointer("y", bits=True), flag_pointer()]
-    return (kernel("gather", pointers, text, (-(-nest.count // BLOCK), 1, 1)),)
+    pointers = [x.pointer("x", bits=True), i.pointer("i"), out.pointer("y", bits=True), *flag_pointers(d, 0)]
+    return (kernel(d, "gather", pointers, text, (-(-nest.count // BLOCK), 1, 1)),)
 
 
 def _spread(strides: Strides, num_batch: int, middle: int, rest: int) -> Strides:

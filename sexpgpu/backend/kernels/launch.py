@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["input", "output", "workspace", "flag"]
+from sexpgpu.backend.kernels.dialects import Dialect
+
+Role = Literal["input", "output", "workspace", "flag", "base"]
 Operand = tuple[Role, int]
-"""Which argument a pointer is: an input or output of the step's node, a workspace, its flag record."""
+"""Which argument a pointer is: an input or output of the step's node, a workspace, its flag record, or the start of a
+buffer that a table tells of."""
 
 BLOCK = 256
 """Threads of a block where nothing asks for another number."""
@@ -40,27 +43,36 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A parameter of a kernel: what it is, and how the text spells its name and type."""
+    """A parameter of a kernel: what it is, its name in the text, and the type of what it points at.
+
+    const: only read. alone: nothing else of the launch overlaps it.
+    """
 
     operand: Operand
     name: str
     type: str
+    const: bool = False
+    alone: bool = False
 
 
 def kernel(
+    dialect: Dialect,
     kind: str,
     pointers: Sequence[Pointer],
     body: str,
     grid: tuple[int, int, int],
     block: tuple[int, int, int] = (BLOCK, 1, 1),
+    table: str = "",
 ) -> Launch:
-    """The launch of a kernel with this body; its name is `kind` and a digest of the text."""
-    parameters = ", ".join(f"{p.type} {p.name}" for p in pointers)
-    threads = block[0] * block[1] * block[2]
+    """The launch of a kernel with this body; its name is `kind` and a digest of the text.
+
+    Its parameters are the pointers in order. table: a constant array, by `dialect.table`.
+    """
     body = "\n".join(line for line in body.splitlines() if line.strip())
-    text = f'extern "C" __global__ void __launch_bounds__({threads}) @({parameters}) {{\n{body}\n}}\n'
+    parameters = [(p.name, p.type, p.const, p.alone) for p in pointers]
+    text = dialect.kernel(parameters, table, body, block[0] * block[1] * block[2])
     name = f"{kind}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    return Launch(name, text.replace("@", name, 1), grid, block, 0, tuple(p.operand for p in pointers))
+    return Launch(name, text.replace("@", name), grid, block, 0, tuple(p.operand for p in pointers))
 
 
 def blocks(count: int, each: int = BLOCK) -> tuple[int, int, int]:

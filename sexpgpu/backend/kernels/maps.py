@@ -5,17 +5,16 @@ An output may lie exactly over an input, element for element, so nothing here is
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from sexpgpu.backend.kernels.dialects import BITS, CUDA
+from sexpgpu.backend.kernels.dialects import BITS
 from sexpgpu.backend.kernels.launch import BLOCK, MULTIPROCESSORS, Launch, Pointer, kernel
 from sexpgpu.backend.kernels.nest import Nest, unsigned
 from sexpgpu.backend.kernels.operands import Argument, flag_pointer
 from sexpgpu.ir.graph import Node
-from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
+from sexpgpu.ir.types import NUMPY_DTYPES
 
 MAX_RUNS = 4
 """Packs that one thread has in flight where there is work for all."""
@@ -28,18 +27,19 @@ Compute = Callable[[tuple[str, ...], str], tuple[str, str]]
 
 def print_map(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple[Launch, ...]:
     """The kernel of an elementwise node."""
-    guard = CUDA.fault(node, tuple(f"a{i}" for i in range(len(inputs))))
+    d = out.dialect
+    guard = d.fault(node, tuple(f"a{i}" for i in range(len(inputs))))
 
     def compute(names: tuple[str, ...], index: str) -> tuple[str, str]:
         lines = [
-            f"{CUDA.registers[x.dtype]} a{i} = {CUDA.load(x.dtype, name)};"
+            f"{x.register} a{i} = {x.load(name)};"
             for i, (x, name) in enumerate(zip(inputs, names, strict=True))
         ]
         if guard is not None:
-            lines.append(f"if ({guard}) raise_flag(flag, {index}, 0);")
-        value = CUDA.expression(node, tuple(f"a{i}" for i in range(len(inputs))))
-        lines.append(f"{CUDA.registers[out.dtype]} value = {value};")
-        return " ".join(lines), CUDA.store(out.dtype, "value")
+            lines.append(f"if ({guard}) {d.raise_flag(index, None)}")
+        value = d.expression(node, tuple(f"a{i}" for i in range(len(inputs))))
+        lines.append(f"{out.register} value = {value};")
+        return " ".join(lines), out.store("value")
 
     return elementwise("map", inputs, out, compute, bits=False, flagged=guard is not None)
 
@@ -70,7 +70,7 @@ def elementwise(
     wide, count = nest.wide, nest.count
     rest = whole.count - count * pack
     runs = MAX_RUNS if count >= MULTIPROCESSORS * BLOCK * 8 * MAX_RUNS else 1
-    types = {name: BITS[x.item_bytes] if bits else CUDA.storage[x.dtype] for name, x in operands.items()}
+    types = {name: BITS[x.item_bytes] if bits else x.stored for name, x in operands.items()}
     pointers = [x.pointer(name, bits=bits, alone=False) for name, x in operands.items()]
     pointers += [flag_pointer()] if flagged else []
 
@@ -105,7 +105,8 @@ def elementwise(
     else:
         write = element(places, "i", f"y[{target}]")
     number = unsigned(wide)
-    index = f"const {number} i = (({number})blockIdx.x * {runs}u + k) * {BLOCK}u + threadIdx.x;"
+    d = out.dialect
+    index = f"const {number} i = (({number}){d.block}.x * {runs}u + k) * {BLOCK}u + {d.thread}.x;"
     unroll = "#pragma unroll\n" if runs > 1 else ""
     loop = f"{unroll}for (int k = 0; k < {runs}; ++k) {{\n{index}\nif (i < {count}u) {{\n{start}\n"
     reading = f"{loop}{chr(10).join(reads)}\n}}\n}}\n" if reads else ""
@@ -117,7 +118,7 @@ def elementwise(
         tail += element(each, "j", each["y"]) + "\n}"
     text = f"{chr(10).join(held)}\n{reading}{loop}{write}\n}}\n{tail}\n}}"
     grid = (-(-(count + rest) // (BLOCK * runs)), 1, 1)
-    return (kernel(kind, pointers, text, grid),)
+    return (kernel(out.dialect, kind, pointers, text, grid),)
 
 
 def print_fill(node: Node, out: Argument) -> tuple[Launch, ...]:
@@ -125,32 +126,31 @@ def print_fill(node: Node, out: Argument) -> tuple[Launch, ...]:
     shape = tuple(1 if stride == 0 else size for size, stride in zip(out.shape, out.strides, strict=True))
     if out.size == 0:
         return ()
-    once = Argument(out.operand, TensorType(out.dtype, shape), out.layout)
+    d = out.dialect
     value = node.attrs.get("value")
     axis = node.attrs.get("axis")
     spelt = BITS[out.item_bytes]
     nest = Nest(shape, {"y": out.strides, "place": _counting(out.shape, axis if isinstance(axis, int) else None)})
     start, coordinates = nest.start("i")
-    declared = ""
+    table = ""
     if isinstance(axis, int):
-        spelt = CUDA.storage[out.dtype]
+        spelt = out.stored
         place = f"(i64)({nest.at('place', coordinates)})"
-        stored = CUDA.store(out.dtype, CUDA.convert(place, "i64", out.dtype))
+        stored = out.store(d.convert(place, "i64", out.dtype))
     elif isinstance(value, tuple):
         assert out.size <= MAX_TABLE, node
         numbers = np.array(value, NUMPY_DTYPES[out.dtype]).reshape(-1)
-        declared = f"static const {spelt} table[{out.size}] = {{{', '.join(_bits(n) for n in numbers)}}};"
+        table = d.table(spelt, [d.number(n, out.dtype) for n in numbers])
         stored = f"table[{nest.at('place', coordinates)}]"
     else:
-        stored = _bits(np.array(value, NUMPY_DTYPES[out.dtype]))
+        stored = d.number(value, out.dtype)
     number = unsigned(nest.wide)
-    text = f"""{declared}
-const {number} i = ({number})blockIdx.x * {BLOCK}u + threadIdx.x;
+    text = f"""const {number} i = ({number}){d.block}.x * {BLOCK}u + {d.thread}.x;
 if (i >= {nest.count}u) return;
 {start}
 y[{nest.at("y", coordinates)}] = {stored};"""
-    pointer = Pointer(once.operand, "y", f"{spelt}*")
-    return (kernel("fill", [pointer], text, (-(-nest.count // BLOCK), 1, 1)),)
+    pointer = Pointer(out.operand, "y", spelt)
+    return (kernel(d, "fill", [pointer], text, (-(-nest.count // BLOCK), 1, 1), table=table),)
 
 
 def _counting(shape: Sequence[int], axis: int | None) -> tuple[int, ...]:
@@ -162,13 +162,6 @@ def _counting(shape: Sequence[int], axis: int | None) -> tuple[int, ...]:
         steps.append(step)
         step *= size
     return tuple(reversed(steps))
-
-
-def _bits(number: object) -> str:
-    """An element as the literal of an unsigned integer."""
-    raw = np.asarray(number).tobytes()
-    suffix = "ull" if len(raw) == 8 else "u"
-    return hex(struct.unpack({1: "<B", 2: "<H", 4: "<I", 8: "<Q"}[len(raw)], raw)[0]) + suffix
 
 
 def table_fits(node: Node) -> bool:

@@ -80,11 +80,12 @@ def _tile_axes(nest: Nest) -> tuple[int, int] | None:
 
 def _print_tiled(source: Argument, target: Argument, nest: Nest, by_x: int, by_y: int) -> Launch:
     """Tiles of 32 x 32 elements, read along one axis and written along the other."""
+    d = source.dialect
     others = [a for a in range(len(nest.shape)) if a not in (by_x, by_y)]
     shape = [nest.shape[a] for a in others]
     width, height = nest.shape[by_x], nest.shape[by_y]
     across, down = -(-width // TILE), -(-height // TILE)
-    lines, coordinates = split(f"blockIdx.x / {across * down}u", shape, "b", nest.wide)
+    lines, coordinates = split(f"{d.block}.x / {across * down}u", shape, "b", nest.wide)
     spelt, number = BITS[source.item_bytes], "i64" if nest.wide else "int"
 
     def at(name: str, x: str, y: str) -> str:
@@ -92,23 +93,23 @@ def _print_tiled(source: Argument, target: Argument, nest: Nest, by_x: int, by_y
         order = (*(strides[a] for a in others), strides[by_x], strides[by_y])
         return offset([*coordinates, x, y], order, nest.wide, source.first if name == "x" else target.first)
 
-    text = f"""__shared__ {spelt} tile[{TILE}][{TILE + 1}];
+    text = f"""{d.shared(spelt, f"tile[{TILE}][{TILE + 1}]")}
 {lines}
-const {number} left = (blockIdx.x % {across}u) * {TILE}u, top = (blockIdx.x / {across}u % {down}u) * {TILE}u;
+const {number} left = ({d.block}.x % {across}u) * {TILE}u, top = ({d.block}.x / {across}u % {down}u) * {TILE}u;
 #pragma unroll
 for (int k = 0; k < {TILE}; k += {ROWS}) {{
-{number} h = left + threadIdx.x, v = top + threadIdx.y + k;
-if (h < {width} && v < {height}) tile[threadIdx.y + k][threadIdx.x] = x[{at("x", "h", "v")}];
+{number} h = left + {d.thread}.x, v = top + {d.thread}.y + k;
+if (h < {width} && v < {height}) tile[{d.thread}.y + k][{d.thread}.x] = x[{at("x", "h", "v")}];
 }}
-__syncthreads();
+{d.barrier()}
 #pragma unroll
 for (int k = 0; k < {TILE}; k += {ROWS}) {{
-{number} h = left + threadIdx.y + k, v = top + threadIdx.x;
-if (h < {width} && v < {height}) y[{at("y", "h", "v")}] = tile[threadIdx.x][threadIdx.y + k];
+{number} h = left + {d.thread}.y + k, v = top + {d.thread}.x;
+if (h < {width} && v < {height}) y[{at("y", "h", "v")}] = tile[{d.thread}.x][{d.thread}.y + k];
 }}"""
     batch = nest.count // (width * height)
     pointers = [source.pointer("x", bits=True), target.pointer("y", bits=True)]
-    return kernel("transpose", pointers, text, (batch * across * down, 1, 1), (TILE, ROWS, 1))
+    return kernel(d, "transpose", pointers, text, (batch * across * down, 1, 1), (TILE, ROWS, 1))
 
 
 def _print_parts(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple[Launch, ...]:
@@ -121,6 +122,7 @@ def _print_parts(node: Node, inputs: Sequence[Argument], out: Argument) -> tuple
 
 
 def _print_pad(node: Node, x: Argument, out: Argument) -> tuple[Launch, ...]:
+    d = out.dialect
     low, interior = attr_ints(node.attrs, "low"), attr_ints(node.attrs, "interior")
     high = attr_ints(node.attrs, "high")
     # Axes that stay as they are run along inside the others, in packs where both sides allow it.
@@ -160,10 +162,10 @@ write_pack(y + ({at_y}), made);"""
     else:
         write = f"y[{at_y}] = {inside} ? x[{at_x}] : ({spelt})0;"
     count = out.size // pack
-    text = f"""const {unsigned(wide)} i = ({unsigned(wide)})blockIdx.x * {BLOCK}u + threadIdx.x;
+    text = f"""const {unsigned(wide)} i = ({unsigned(wide)}){d.block}.x * {BLOCK}u + {d.thread}.x;
 if (i >= {count}u) return;
 {lines}
 {chr(10).join(checks)}
 {write}"""
     pointers = [x.pointer("x", bits=True), out.pointer("y", bits=True)]
-    return (kernel("pad", pointers, text, (-(-count // BLOCK), 1, 1)),)
+    return (kernel(d, "pad", pointers, text, (-(-count // BLOCK), 1, 1)),)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import prod
 
+from sexpgpu.backend.kernels.dialects import Dialect
 from sexpgpu.plan.layout import Strides, extent
 
 LIMIT = 2**31 - 2**12
@@ -45,9 +46,9 @@ def unsigned(wide: bool) -> str:
     return "u64" if wide else "u32"
 
 
-def linear(wide: bool) -> str:
+def linear(dialect: Dialect, wide: bool) -> str:
     """The index of this thread in a one-dimensional grid."""
-    return f"({unsigned(wide)})blockIdx.x * blockDim.x + threadIdx.x"
+    return f"({unsigned(wide)}){dialect.block}.x * {dialect.block_size}.x + {dialect.thread}.x"
 
 
 def split(index: str, shape: Sequence[int], prefix: str, wide: bool) -> tuple[str, list[str]]:
@@ -67,7 +68,7 @@ def offset(coordinates: Sequence[str], strides: Strides, wide: bool, base: int =
     """The offset in elements at these coordinates, a signed expression."""
     number = "i64" if wide else "int"
     terms = [
-        f"({number}){name}" if stride == 1 else f"({number}){name} * {stride}{'ll' if wide else ''}"
+        f"({number}){name}" if stride == 1 else f"({number}){name} * {stride}"
         for name, stride in zip(coordinates, strides, strict=True)
         if stride
     ]

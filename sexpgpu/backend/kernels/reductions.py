@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from sexpgpu.backend.kernels.dialects import CUDA, BoundFold
+from sexpgpu.backend.kernels.dialects import BoundFold, Dialect
 from sexpgpu.backend.kernels.launch import BLOCK, MULTIPROCESSORS, Launch, Pointer, kernel
 from sexpgpu.backend.kernels.nest import collapse, is_wide, offset, split, unsigned
 from sexpgpu.backend.kernels.operands import Argument, workspace_pointer
@@ -84,13 +84,13 @@ def _axes(node: Node) -> tuple[int, ...]:
 def reduce_workspace(node: Node, x: Argument, out: Argument) -> tuple[int, ...]:
     """Bytes of the workspace of a reduction: the states of its parts, if it has several."""
     plan = _plan(x.shape, x.strides, _axes(node), out.strides)
-    state_bytes = CUDA.fold(node.op, x.dtype).state_bytes
+    state_bytes = x.dialect.fold(node.op, x.dtype).state_bytes
     return (plan.parts * plan.results * state_bytes,) if plan.parts > 1 and out.size else ()
 
 
-def reduce_bound(node: Node) -> int:
+def reduce_bound(dialect: Dialect, node: Node) -> int:
     """The most that the workspace of a reduction takes, whatever the layouts."""
-    results, state_bytes = node.types[0].size, CUDA.fold(node.op, node.inputs[0].dtype).state_bytes
+    results, state_bytes = node.types[0].size, dialect.fold(node.op, node.inputs[0].dtype).state_bytes
     length = node.inputs[0].type.size // max(1, results)
     tiles = -(-results // WARP)
     by_row = min(-(-length // MIN_PART_OF_ROW), -(-BLOCKS_WANTED // max(1, results)))
@@ -104,22 +104,23 @@ def print_reduce(node: Node, x: Argument, out: Argument) -> tuple[Launch, ...]:
     """The kernels of a reduction."""
     if out.size == 0:
         return ()
-    fold = CUDA.fold(node.op, x.dtype)
+    d = out.dialect
+    fold = d.fold(node.op, x.dtype)
     plan = _plan(x.shape, x.strides, _axes(node), out.strides)
-    result = CUDA.store(out.dtype, fold.result("acc"))
+    result = out.store(fold.result("acc"))
     into_out = _Target(out.pointer("y"), "y", result)
 
     def lifted(memory: str, place: str) -> str:
-        return fold.lift(CUDA.load(x.dtype, memory), place)
+        return fold.lift(x.load(memory), place)
 
-    source = _Source(x.pointer("x"), CUDA.storage[x.dtype], x.item_bytes, x.aligned, lifted)
+    source = _Source(x.pointer("x"), x.stored, x.item_bytes, x.aligned, lifted)
     if plan.parts == 1:
         return (_print(fold, plan, source, into_out),)
     state = fold.state
     between = _Target(workspace_pointer(0, "partial", state), "partial", "acc")
     first = _print(fold, plan, source, between)
-    read = Pointer(("workspace", 0), "x", f"const {state}* __restrict__")
-    again = _Source(read, state, fold.state_bytes, False, lambda memory, place: memory)
+    read = Pointer(("workspace", 0), "x", state, const=True, alone=True)
+    again = _Source(read, state, fold.state_bytes, False, lambda memory, place: d.get(memory))
     rows = (plan.parts, *plan.kept)
     step = [plan.results]
     inner = 1
@@ -155,9 +156,9 @@ class _Target:
     value: str
 
 
-def _write(plan: _Plan, target: _Target, names: list[str], wide: bool) -> str:
+def _write(d: Dialect, plan: _Plan, target: _Target, names: list[str], wide: bool) -> str:
     if target.name == "partial":
-        return f"partial[({'u64' if wide else 'u32'})part * {plan.results}u + result] = {target.value};"
+        return d.put(f"partial[({'u64' if wide else 'u32'})part * {plan.results}u + result]", target.value)
     return f"y[{offset(names, plan.y, wide)}] = {target.value};"
 
 
@@ -189,6 +190,7 @@ def _pack(plan: _Plan, source: _Source) -> int:
 
 
 def _print_rows(fold: BoundFold, plan: _Plan, source: _Source, target: _Target) -> Launch:
+    d = fold.dialect
     threads = WARP if min(plan.part, plan.length) <= WARP_ROW else BLOCK
     tasks, wide = plan.results * plan.parts, _wide(plan)
     number, state = unsigned(wide), fold.state
@@ -210,13 +212,13 @@ for ({number} r = first + lane; r < last; r += {threads}u) {{
 const {state} next = {source.state(f"row[{at}]", "r")};
 acc = {fold.combine("acc", "next")};
 }}"""
-    text = f"""const u32 lane = threadIdx.x % {threads}u;
-const {number} task = ({number})blockIdx.x * {BLOCK // threads}u + threadIdx.x / {threads}u;
+    text = f"""const u32 lane = {d.thread}.x % {threads}u;
+const {number} task = ({number}){d.block}.x * {BLOCK // threads}u + {d.thread}.x / {threads}u;
 {f"if (task >= {tasks}u) return;" if threads == WARP else ""}
 const {number} result = task % {plan.results}u;
 {f"const {number} part = task / {plan.results}u;" if plan.parts > 1 else ""}
 {lines}
-const {source.type}* row = x + ({offset(names, plan.x_kept, wide)});
+{d.pointer(source.type)} row = x + ({offset(names, plan.x_kept, wide)});
 {_bounds(plan, number)}
 {state} acc = {fold.identity};
 {step}
@@ -227,20 +229,21 @@ acc = {fold.combine("acc", "other")};
 }}
 """
     if threads == BLOCK:
-        text += f"""__shared__ {state} warps[{BLOCK // WARP}];
-if (lane % {WARP}u == 0) warps[lane / {WARP}u] = acc;
-__syncthreads();
+        read = d.get("warps[w]", shared=True)
+        text += f"""{d.shared(state, f"warps[{BLOCK // WARP}]")}
+if (lane % {WARP}u == 0) {d.put(f"warps[lane / {WARP}u]", "acc", shared=True)}
+{d.barrier()}
 if (lane != 0) return;
 #pragma unroll
-for (int w = 1; w < {BLOCK // WARP}; ++w) {{ const {state} other = warps[w]; acc = {fold.combine("acc", "other")}; }}
+for (int w = 1; w < {BLOCK // WARP}; ++w) {{ const {state} other = {read}; acc = {fold.combine("acc", "other")}; }}
 """
-    text += f"if (lane == 0) {_write(plan, target, names, wide)}"
+    text += f"if (lane == 0) {_write(d, plan, target, names, wide)}"
     each = BLOCK // threads
-    return kernel("reduce", [source.pointer, target.pointer], text, (-(-tasks // each), 1, 1))
+    return kernel(d, "reduce", [source.pointer, target.pointer], text, (-(-tasks // each), 1, 1))
 
 
 def _print_columns(fold: BoundFold, plan: _Plan, source: _Source, target: _Target) -> Launch:
-    width = WARP
+    d, width = fold.dialect, WARP
     while width > 1 and width // 2 >= plan.results:
         width //= 2
     height = BLOCK // width
@@ -253,14 +256,14 @@ def _print_columns(fold: BoundFold, plan: _Plan, source: _Source, target: _Targe
     lines, names = split("result", plan.kept, "k", wide)
     inner, places = split("r", plan.folded, "f", wide)
     at = offset([*names, *places], (*plan.x_kept, *plan.x_folded), wide)
-    text = f"""const {number} result = ({number})blockIdx.x * {width}u + threadIdx.x;
-{f"const {number} part = blockIdx.y;" if plan.parts > 1 else ""}
+    text = f"""const {number} result = ({number}){d.block}.x * {width}u + {d.thread}.x;
+{f"const {number} part = {d.block}.y;" if plan.parts > 1 else ""}
 {_bounds(plan, number)}
 {state} acc = {fold.identity};
 {lines}
 if (result < {plan.results}u) {{
 #pragma unroll 8
-for ({number} r = first + threadIdx.y; r < last; r += {height}u) {{
+for ({number} r = first + {d.thread}.y; r < last; r += {height}u) {{
 {inner}
 const {state} next = {source.state(f"x[{at}]", "r")};
 acc = {fold.combine("acc", "next")};
@@ -268,15 +271,15 @@ acc = {fold.combine("acc", "next")};
 }}
 """
     if height > 1:
-        text += f"""__shared__ {state} rows[{height}][{width}];
-rows[threadIdx.y][threadIdx.x] = acc;
-__syncthreads();
-if (threadIdx.y != 0) return;
+        text += f"""{d.shared(state, f"rows[{height}][{width}]")}
+{d.put(f"rows[{d.thread}.y][{d.thread}.x]", "acc", shared=True)}
+{d.barrier()}
+if ({d.thread}.y != 0) return;
 for (int h = 1; h < {height}; ++h) {{
-const {state} other = rows[h][threadIdx.x];
+const {state} other = {d.get(f"rows[h][{d.thread}.x]", shared=True)};
 acc = {fold.combine("acc", "other")};
 }}
 """
-    text += f"if (result < {plan.results}u) {_write(plan, target, names, wide)}"
+    text += f"if (result < {plan.results}u) {_write(d, plan, target, names, wide)}"
     grid = (-(-plan.results // width), plan.parts, 1)
-    return kernel("reduce", [source.pointer, target.pointer], text, grid, (width, height, 1))
+    return kernel(d, "reduce", [source.pointer, target.pointer], text, grid, (width, height, 1))

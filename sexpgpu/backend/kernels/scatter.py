@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from sexpgpu.backend.kernels.dialects import CUDA
+from sexpgpu.backend.kernels.flags import flag_pointers
 from sexpgpu.backend.kernels.launch import BLOCK, MULTIPROCESSORS, Launch, Pointer, kernel
 from sexpgpu.backend.kernels.nest import Nest, is_wide, offset, split, unsigned
-from sexpgpu.backend.kernels.operands import Argument, flag_pointer, workspace_pointer
+from sexpgpu.backend.kernels.operands import Argument, workspace_pointer
 from sexpgpu.ir.graph import Node
 from sexpgpu.ir.ops.rules import attr_int
 from sexpgpu.plan.layout import Strides, contiguous
@@ -89,9 +89,9 @@ class _Scatter:
 
     def folded(self, old: str, new: str) -> str:
         """The fold of one element: statements."""
-        register = CUDA.registers[self.x.dtype]
-        value = CUDA.scattered(self.fold, self.x.dtype, "old", "new_")
-        return f"{{ const {register} old = {old}, new_ = {CUDA.load(self.x.dtype, new)}; {old} = {value}; }}"
+        register = self.x.register
+        value = self.x.dialect.scattered(self.fold, self.x.dtype, "old", "new_")
+        return f"{{ const {register} old = {old}, new_ = {self.x.load(new)}; {old} = {value}; }}"
 
 
 def _scatter(node: Node, inputs: Sequence[Argument], out: Argument) -> _Scatter:
@@ -123,8 +123,8 @@ def print_scatter(node: Node, inputs: Sequence[Argument], out: Argument) -> tupl
         return ()
     s = _scatter(node, inputs, out)
     if s.indices <= FEW_INDICES:
-        return (_print_places(s, _search(s), (s.i.pointer("i"), flag_pointer())),)
-    lists = (workspace_pointer(0, "starts", "const int"), workspace_pointer(2, "sorted", "const int"))
+        return (_print_places(s, _search(s), (s.i.pointer("i"), *flag_pointers(out.dialect, 0))),)
+    lists = (workspace_pointer(0, "starts", "int", const=True), workspace_pointer(2, "sorted", "int", const=True))
     launches = (_print_sort(s), _print_places(s, None, lists))
     return (*launches, _print_long(s, lists)) if s.has_long else launches
 
@@ -133,17 +133,18 @@ def _search(s: _Scatter) -> str:
     """The head of a loop over all indices, which goes on with those that name the place; `@` marks offsets."""
     index, steps = split("k", s.i.shape[s.num_batch :], "q", s.wide(s.nest()))
     at = offset(steps, s.i.strides[s.num_batch :], s.wide(s.nest()))
+    report = s.out.dialect.raise_flag(f"(@table) * {s.indices}u + k", "place")
     return f"""for ({unsigned(s.wide(s.nest()))} k = 0; k < {s.indices}u; ++k) {{
 {index}
-const {CUDA.registers[s.i.dtype]} place = i[@i + {at}];
-if (@lead == 0 && (place < -1 || place >= {s.places})) raise_flag(flag, (@table) * {s.indices}u + k, place);
+const {s.i.register} place = {s.i.load(f"i[@i + {at}]")};
+if (@lead == 0 && (place < -1 || place >= {s.places})) {report}
 if (place != @place) continue;
 """
 
 
 def _print_places(s: _Scatter, search: str | None, pointers: Sequence[Pointer]) -> Launch:
     """One thread for neighbours of a place; it finds its indices by `search`, or folds its sorted list."""
-    whole = s.nest()
+    d, whole = s.out.dialect, s.nest()
     held = {"x": s.x.item_bytes, "y": s.out.item_bytes, "v": s.v.item_bytes}
     own_shape, own_steps = s.v.shape[s.own], s.v.strides[s.own]
     fits = not any(step * s.v.item_bytes % 16 for step in own_steps)
@@ -155,7 +156,7 @@ def _print_places(s: _Scatter, search: str | None, pointers: Sequence[Pointer]) 
     once = pack > 1 and whole.inner("x") == 0
     nest = whole.widen(pack)
     nest.wide = wide = s.wide(whole)
-    number, spelt = unsigned(wide), CUDA.storage[s.x.dtype]
+    number, spelt = unsigned(wide), s.x.stored
     start, names = nest.start("t")
     lines, steps = split("k", own_shape, "o", wide)
     kind = f"Pack<{spelt}, {pack}>" if pack > 1 else spelt
@@ -171,8 +172,8 @@ def _print_places(s: _Scatter, search: str | None, pointers: Sequence[Pointer]) 
         loop = f"""for (int j = begins[0]; j < end; ++j) {{
 const {number} k = list[j];
 """
-        lists = f"""const int* list = sorted + (u64)({nest.at("table", names)}) * {s.indices}u;
-const int* begins = starts + (u64)({nest.at("table", names)}) * {s.places + 1}u + ({nest.at("place", names)});
+        lists = f"""{d.pointer("int")} list = sorted + (u64)({nest.at("table", names)}) * {s.indices}u;
+{d.pointer("int")} begins = starts + (u64)({nest.at("table", names)}) * {s.places + 1}u + ({nest.at("place", names)});
 const int end = begins[1];
 {skip}"""
         unroll = "#pragma unroll 4\n"
@@ -180,20 +181,20 @@ const int end = begins[1];
         lists, unroll, loop = "", "", search
         for name in ("lead", "table", "place", "i"):
             loop = loop.replace(f"@{name}", f"({nest.at(name, names)})")
-    write = f"y[{at_y}] = {CUDA.store(s.x.dtype, 'acc[0]')};"
+    write = f"y[{at_y}] = {s.out.store('acc[0]')};"
     if pack > 1:
         write = f"""{kind} made;
 #pragma unroll
-for (int e = 0; e < {pack}; ++e) made.at[e] = {CUDA.store(s.x.dtype, "acc[e]")};
+for (int e = 0; e < {pack}; ++e) made.at[e] = {s.out.store("acc[e]")};
 write_pack(y + ({at_y}), made);"""
-    text = f"""const {number} t = ({number})blockIdx.x * {BLOCK}u + threadIdx.x;
+    text = f"""const {number} t = ({number}){d.block}.x * {BLOCK}u + {d.thread}.x;
 if (t >= {nest.count}u) return;
 {start}
 {lists}
 {initial}
-{CUDA.registers[s.x.dtype]} acc[{pack}];
+{s.x.register} acc[{pack}];
 #pragma unroll
-for (int e = 0; e < {pack}; ++e) acc[e] = {CUDA.load(s.x.dtype, "held.at[e]" if pack > 1 and not once else "held")};
+for (int e = 0; e < {pack}; ++e) acc[e] = {s.x.load("held.at[e]" if pack > 1 and not once else "held")};
 {unroll}{loop}{lines}
 const {kind} some = {read(some)};
 #pragma unroll
@@ -201,7 +202,7 @@ for (int e = 0; e < {pack}; ++e) {s.folded("acc[e]", "some.at[e]" if pack > 1 el
 }}
 {write}"""
     given = [s.x.pointer("x"), s.v.pointer("v"), s.out.pointer("y"), *pointers]
-    return kernel("scatter", given, text, (-(-nest.count // BLOCK), 1, 1))
+    return kernel(d, "scatter", given, text, (-(-nest.count // BLOCK), 1, 1))
 
 
 def _print_long(s: _Scatter, pointers: Sequence[Pointer]) -> Launch:
@@ -210,33 +211,34 @@ def _print_long(s: _Scatter, pointers: Sequence[Pointer]) -> Launch:
     def columns(strides: Strides) -> Strides:
         return (*strides[: s.axis], *strides[s.axis + 1 :])
 
+    d = s.out.dialect
     v_strides = (*s.v.strides[: s.axis], *s.v.strides[s.own.stop :])
     nest = Nest(columns(s.out.shape), {"x": columns(s.x.strides), "y": columns(s.out.strides), "v": v_strides})
     nest.wide = wide = s.wide(s.nest())
-    number, signed, spelt = unsigned(wide), "i64" if wide else "int", CUDA.storage[s.x.dtype]
+    number, signed, spelt = unsigned(wide), "i64" if wide else "int", s.x.stored
     start, names = nest.start("c")
     lines, steps = split("k", s.v.shape[s.own], "o", wide)
     some = f"v[{nest.at('v', names)} + {offset(steps, s.v.strides[s.own], wide)}]"
     groups = -(-s.places // GROUP)
     tiles = -(-nest.count // LONG_BLOCK)
     along = f"({signed})place * "
-    text = f"""__shared__ int begins[{GROUP}], lengths[{GROUP}];
-const u32 group = blockIdx.x % {groups}u;
-if (threadIdx.x < {GROUP}) {{
-const u32 place = group + threadIdx.x * {groups}u;
-begins[threadIdx.x] = place < {s.places}u ? starts[place] : 0;
-lengths[threadIdx.x] = place < {s.places}u ? starts[place + 1] - starts[place] : 0;
+    text = f"""{d.shared("int", f"begins[{GROUP}]", f"lengths[{GROUP}]")}
+const u32 group = {d.block}.x % {groups}u;
+if ({d.thread}.x < {GROUP}) {{
+const u32 place = group + {d.thread}.x * {groups}u;
+begins[{d.thread}.x] = place < {s.places}u ? starts[place] : 0;
+lengths[{d.thread}.x] = place < {s.places}u ? starts[place + 1] - starts[place] : 0;
 }}
-__syncthreads();
-const {number} c = ({number})(blockIdx.x / {groups}u) * {LONG_BLOCK}u + threadIdx.x;
+{d.barrier()}
+const {number} c = ({number})({d.block}.x / {groups}u) * {LONG_BLOCK}u + {d.thread}.x;
 if (c >= {nest.count}u) return;
 {start}
 for (int n = 0; n < {GROUP}; ++n) {{
 const int length = lengths[n];
 if (length <= {LONG}) continue;
 const int place = group + n * {groups}u;
-const int* list = sorted + begins[n];
-{CUDA.registers[s.x.dtype]} acc = {CUDA.load(s.x.dtype, f"x[{nest.at('x', names)} + {along}{s.x.strides[s.axis]}]")};
+{d.pointer("int")} list = sorted + begins[n];
+{s.x.register} acc = {s.x.load(f"x[{nest.at('x', names)} + {along}{s.x.strides[s.axis]}]")};
 int ahead[{DEPTH}], j = 0;
 #pragma unroll
 for (int u = 0; u < {DEPTH}; ++u) ahead[u] = list[u];
@@ -255,10 +257,10 @@ const {number} k = list[j];
 const {spelt} one = {some};
 {s.folded("acc", "one")}
 }}
-y[{nest.at("y", names)} + {along}{s.out.strides[s.axis]}] = {CUDA.store(s.x.dtype, "acc")};
+y[{nest.at("y", names)} + {along}{s.out.strides[s.axis]}] = {s.out.store("acc")};
 }}"""
     given = [s.x.pointer("x"), s.v.pointer("v"), s.out.pointer("y"), *pointers]
-    return kernel("scatter", given, text, (groups * tiles, 1, 1), (LONG_BLOCK, 1, 1))
+    return kernel(d, "scatter", given, text, (groups * tiles, 1, 1), (LONG_BLOCK, 1, 1))
 
 
 def _print_sort(s: _Scatter) -> Launch:
@@ -268,7 +270,7 @@ def _print_sort(s: _Scatter) -> Launch:
     chunk and at each of its places, and to list its own in order; then one warp moves them to their places, 32 at a
     time.
     """
-    i, num_batch, tables, places, indices = s.i, s.num_batch, s.tables, s.places, s.indices
+    d, i, num_batch, tables, places, indices = s.out.dialect, s.i, s.num_batch, s.tables, s.places, s.indices
     chunk = min(SORTERS, max(MIN_PLACES, -(-places // MULTIPROCESSORS)))
     chunks = -(-places // chunk)
     warps = SORTERS // WARP
@@ -279,10 +281,10 @@ def _print_sort(s: _Scatter) -> Launch:
     lines, names = split("j", i.shape[num_batch:], "o", wide)
     base = offset(tables_at, i.strides[:num_batch], wide)
     at = offset(names, i.strides[num_batch:], wide)
-    register = CUDA.registers[i.dtype]
-    text = f"""__shared__ int counts[{SORTERS}], warp_own[{warps}], warp_low[{warps}];
-const int tid = threadIdx.x, lane = tid % {WARP}, warp = tid / {WARP};
-const u32 table = blockIdx.x / {chunks}u, mine = blockIdx.x % {chunks}u;
+    register = i.register
+    text = f"""{d.shared("int", f"counts[{SORTERS}]", f"warp_own[{warps}]", f"warp_low[{warps}]")}
+const int tid = {d.thread}.x, lane = tid % {WARP}, warp = tid / {WARP};
+const u32 table = {d.block}.x / {chunks}u, mine = {d.block}.x % {chunks}u;
 const int first = mine * {chunk}, stop = first + {chunk} < {places} ? first + {chunk} : {places};
 {before}
 i += {base};
@@ -290,19 +292,19 @@ starts += (u64)table * {places + 1}u;
 entries += (u64)table * {indices}u;
 sorted += (u64)table * {indices}u;
 counts[tid] = 0;
-__syncthreads();
+{d.barrier()}
 const int from = warp * {span}, to = from + {span} < {indices} ? from + {span} : {indices};
 int low = 0, own = 0;
 for ({number} j = from + lane; (int)j < to; j += {WARP}) {{
 {lines}
-const {register} place = i[{at}];
-if (mine == 0 && (place < -1 || place >= {places})) raise_flag(flag, (u64)table * {indices}u + j, place);
+const {register} place = {i.load(f"i[{at}]")};
+if (mine == 0 && (place < -1 || place >= {places})) {d.raise_flag(f"(u64)table * {indices}u + j", "place")}
 if (place >= 0 && place < first) ++low;
-if (place >= first && place < stop) {{ ++own; atomicAdd(&counts[(int)place - first], 1); }}
+if (place >= first && place < stop) {{ ++own; {d.add_shared("counts[(int)place - first]", "1")} }}
 }}
 for (int mask = 16; mask > 0; mask /= 2) {{ low += shuffle_xor(low, mask); own += shuffle_xor(own, mask); }}
 if (lane == 0) {{ warp_low[warp] = low; warp_own[warp] = own; }}
-__syncthreads();
+{d.barrier()}
 int below = 0, ahead = 0, total = 0;
 for (int w = 0; w < {warps}; ++w) {{
 below += warp_low[w];
@@ -315,48 +317,48 @@ const {number} j = base + lane;
 int row = -1;
 if ((int)j < to) {{
 {lines}
-const {register} place = i[{at}];
+const {register} place = {i.load(f"i[{at}]")};
 if (place >= first && place < stop) row = (int)place - first;
 }}
-const u32 votes = __ballot_sync(0xffffffffu, row >= 0);
-if (row >= 0) entries[at + __popc(votes & ((1u << lane) - 1u))] = Entry{{(int)j, row}};
-at += __popc(votes);
+const u32 votes = {d.ballot("row >= 0")};
+if (row >= 0) {d.put(f"entries[at + {d.count_bits('votes & ((1u << lane) - 1u)')}]", "Entry{(int)j, row}")}
+at += {d.count_bits("votes")};
 }}
 // Running sums of the counts: where each place's list begins.
 const int count = counts[tid];
 int sum = count;
 for (int away = 1; away < {WARP}; away *= 2) {{
-const int other = __shfl_up_sync(0xffffffffu, sum, away);
+const int other = {d.shuffle_up("sum", "away")};
 if (lane >= away) sum += other;
 }}
-__syncthreads();
+{d.barrier()}
 if (lane == {WARP - 1}) warp_low[warp] = sum;
-__syncthreads();
+{d.barrier()}
 int begin = below + sum - count;
 for (int w = 0; w < warp; ++w) begin += warp_low[w];
 counts[tid] = begin;
 if (first + tid < stop) starts[first + tid] = begin;
 if (tid == 0 && stop == {places}) starts[{places}] = below + total;
-__syncthreads();
+{d.barrier(device=True)}
 if (warp != 0) return;
-Entry next = lane < total ? entries[below + lane] : Entry{{0, -1}};
+Entry next = lane < total ? {d.get("entries[below + lane]")} : Entry{{0, -1}};
 for (int base = 0; base < total; base += {WARP}) {{
 const Entry entry = next;
-next = base + {WARP} + lane < total ? entries[below + base + {WARP} + lane] : Entry{{0, -1}};
-const u32 equal = __match_any_sync(0xffffffffu, entry.row), before = equal & ((1u << lane) - 1u);
+next = base + {WARP} + lane < total ? {d.get(f"entries[below + base + {WARP} + lane]")} : Entry{{0, -1}};
+const u32 equal = {d.match("entry.row")}, before = equal & ((1u << lane) - 1u);
 const int begins = entry.row < 0 ? 0 : counts[entry.row];
-__syncwarp();
+{d.warp_barrier()}
 if (entry.row >= 0) {{
-sorted[begins + __popc(before)] = entry.position;
-if (before == 0) counts[entry.row] = begins + __popc(equal);
+sorted[begins + {d.count_bits("before")}] = entry.position;
+if (before == 0) counts[entry.row] = begins + {d.count_bits("equal")};
 }}
-__syncwarp();
+{d.warp_barrier()}
 }}"""
     pointers = [
         i.pointer("i"),
         workspace_pointer(0, "starts", "int"),
         workspace_pointer(1, "entries", "Entry"),
         workspace_pointer(2, "sorted", "int"),
-        flag_pointer(),
+        *flag_pointers(d, 3),
     ]
-    return kernel("sort", pointers, text, (chunks * tables, 1, 1), (SORTERS, 1, 1))
+    return kernel(d, "sort", pointers, text, (chunks * tables, 1, 1), (SORTERS, 1, 1))

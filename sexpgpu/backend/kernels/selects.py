@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from sexpgpu.backend.kernels.dialects import CUDA
 from sexpgpu.backend.kernels.launch import BLOCK, Launch, Pointer, blocks, kernel
 from sexpgpu.backend.kernels.nest import collapse, is_wide, linear, offset, split, unsigned
 from sexpgpu.backend.kernels.operands import Argument, workspace_pointer
@@ -65,7 +64,7 @@ class _Select:
 
     def print(self, number: int, last: bool) -> Launch:
         """Launch `number`: 0 ranks in runs, the others merge. The last writes results, the others a workspace."""
-        axis = self.axis
+        axis, d = self.axis, self.x.dialect
         others = [a for a in range(len(self.x.shape)) if a != axis]
         three = (self.x, self.values, self.places)
         strides = [tuple(each.strides[a] for a in others) for each in three]
@@ -74,10 +73,10 @@ class _Select:
         wide = is_wide(self.rows * self.length + BLOCK, *((each.shape, each.strides) for each in three))
         index = unsigned(wide)
         lines, names = split("row", shape, "c", wide)
-        element = CUDA.registers[self.x.dtype]
+        element = self.x.register
 
         def at(place: str) -> str:
-            return CUDA.load(self.x.dtype, f"line[{offset([place], (self.x.strides[axis],), wide)}]")
+            return self.x.load(f"line[{offset([place], (self.x.strides[axis],), wide)}]")
 
         before = (
             "above(p, q) || (!above(q, p) && i < j)" if self.descending else "above(q, p) || (!above(p, q) && i < j)"
@@ -94,8 +93,8 @@ rank += !({before}) && i != j;
 }}"""
         else:
             run = RUN << (number - 1)
-            pointers.append(workspace_pointer((number - 1) % 2, "sorted", "const u32"))
-            find = f"""const u32* const order = sorted + row * {self.length}u;
+            pointers.append(workspace_pointer((number - 1) % 2, "sorted", "u32", const=True))
+            find = f"""{d.pointer("u32")} const order = sorted + row * {self.length}u;
 const u32 own = place / {run}u * {run}u, begin = place / {2 * run}u * {2 * run}u;
 if (place - own >= {self.kept}u) return;
 const u32 i = order[place], other = own == begin ? own + {run}u : begin;
@@ -112,18 +111,18 @@ const u32 rank = place - own + low;"""
             v_at = offset([*names, "rank"], (*v_row, self.values.strides[axis]), wide)
             i_at = offset([*names, "rank"], (*i_row, self.places.strides[axis]), wide)
             pointers += [self.values.pointer("values"), self.places.pointer("places")]
-            write = f"values[{v_at}] = {CUDA.store(self.x.dtype, 'p')};\nplaces[{i_at}] = (int)i;"
+            write = f"values[{v_at}] = {self.values.store('p')};\nplaces[{i_at}] = {self.places.store('(int)i')};"
         else:
-            pointers.append(Pointer(("workspace", number % 2), "next", "u32*"))
+            pointers.append(Pointer(("workspace", number % 2), "next", "u32"))
             write = f"next[row * {self.length}u + begin + rank] = i;"
-        text = f"""const {index} task = {linear(wide)};
+        text = f"""const {index} task = {linear(d, wide)};
 if (task >= {self.rows * self.length}u) return;
 const {index} row = task / {self.length}u;
 const u32 place = (u32)(task % {self.length}u);
 {lines}
-const {CUDA.storage[self.x.dtype]}* const line = x + ({offset(names, x_row, wide)});
+{d.pointer(self.x.stored)} const line = x + ({offset(names, x_row, wide)});
 {find}
 if (rank < {self.kept}u) {{
 {write}
 }}"""
-        return kernel("select", pointers, text, blocks(self.rows * self.length))
+        return kernel(d, "select", pointers, text, blocks(self.rows * self.length))

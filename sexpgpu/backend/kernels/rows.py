@@ -1,6 +1,6 @@
 """Row programs: a body whose work goes along rows as one kernel, a block to a row.
 
-Flow: `device` asks whether a body is one when it plans; `lowering` prints it. The body decides: elementwise
+Flow: a device asks whether a body is one when it plans; its lowering prints it. The body decides: elementwise
 work, reductions along the last axis, one number picked from a row, and sums down the columns as outputs. Each
 reduction is a walk along the row. What a later walk needs of one stays in registers, where a row is short enough for
 that; else it is made again from the inputs, which are in the cache by then.
@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from sexpgpu.backend.kernels.dialects import CUDA
-from sexpgpu.backend.kernels.flags import flagged
+from sexpgpu.backend.kernels.dialects import Dialect
+from sexpgpu.backend.kernels.flags import flag_pointers, flagged, print_tell
 from sexpgpu.backend.kernels.launch import MULTIPROCESSORS, Launch, kernel
 from sexpgpu.backend.kernels.nest import Nest
-from sexpgpu.backend.kernels.operands import Argument, flag_pointer, workspace_pointer
+from sexpgpu.backend.kernels.operands import Argument, workspace_pointer
 from sexpgpu.ir.graph import Graph, Node, Value
 from sexpgpu.ir.opdef import OPS, Work
 from sexpgpu.ir.ops.rules import attr_ints
@@ -169,45 +169,50 @@ def _broadcast_kind(program: Program, member: Node) -> str | None:
 # The kernel.
 
 
-def partial_bytes(program: Program) -> list[int]:
-    """The workspaces that hold partial sums of columns."""
-    return [aligned(4 * program.num_blocks * program.num_columns) for _ in program.column_sums]
+def workspace_bytes(d: Dialect, program: Program) -> list[int]:
+    """The workspaces: partial sums of columns, and what faults note of their values."""
+    partial = [aligned(4 * program.num_blocks * program.num_columns) for _ in program.column_sums]
+    return [*partial, *([] if d.has_wide_atomics or not program.picks else [aligned(4 * program.num_rows)])]
 
 
 def print_rows(program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> tuple[Launch, ...]:
     """The kernels: of the rows, and of the sums down the columns, if there are any.
 
-    Operands are the inputs, the outputs, a partial sum of each output that is one of columns, and a flag if any.
+    Operands are the inputs, the outputs, workspaces, and a flag if any.
     """
     printer = _Printer(program, inputs, outputs)
+    launches = [printer.launch()]
+    if program.picks and not printer.d.has_wide_atomics:
+        launches.append(print_tell(printer.d, len(program.column_sums)))
     if not program.column_sums:
-        return (printer.launch(),)
+        return tuple(launches)
     positions = [program.body.output_values.index(member.outputs[0]) for member in program.column_sums]
-    return printer.launch(), _print_sums(program, [outputs[i] for i in positions])
+    return (*launches, _print_sums(program, [outputs[i] for i in positions]))
 
 
 def _print_sums(program: Program, outputs: Sequence[Argument]) -> Launch:
     """Partial sums added up, in the order of the blocks that left them: 32 columns a block, 32 threads a column."""
+    d = outputs[0].dialect
     count, num_columns = len(outputs), program.num_columns
     pointers = [workspace_pointer(i, f"partial{i}", "float") for i in range(count)]
     pointers += [x.pointer(f"y{i}") for i, x in enumerate(outputs)]
-    partial = " : ".join([*[f"blockIdx.y == {i}u ? partial{i}" for i in range(count - 1)], f"partial{count - 1}"])
+    partial = " : ".join([*[f"{d.block}.y == {i}u ? partial{i}" for i in range(count - 1)], f"partial{count - 1}"])
     targets = [f"y{i}[(i64)c * {x.strides[0]}]" for i, x in enumerate(outputs)]
-    stores = "\n".join([f"if (blockIdx.y == {i}u) {target} = total;" for i, target in enumerate(targets)])
-    text = f"""__shared__ float parts[32][33];
-const float* from = {partial};
-const u32 x = threadIdx.x & 31u, g = threadIdx.x >> 5, c = blockIdx.x * 32u + x;
+    stores = "\n".join([f"if ({d.block}.y == {i}u) {target} = total;" for i, target in enumerate(targets)])
+    text = f"""{d.shared("float", "parts[32][33]")}
+{d.pointer("float")} from = {partial};
+const u32 x = {d.thread}.x & 31u, g = {d.thread}.x >> 5, c = {d.block}.x * 32u + x;
 float total = 0;
 if (c < {num_columns}u) {{
 for (u32 r = g; r < {program.num_blocks}u; r += 32u) total += from[r * {num_columns}u + c];
 }}
 parts[g][x] = total;
-__syncthreads();
+{d.barrier()}
 if (g == 0 && c < {num_columns}u) {{
 for (int k = 1; k < 32; ++k) total += parts[k][x];
 {stores}
 }}"""
-    return kernel("columns", pointers, text, (-(-num_columns // 32), count, 1), (1024, 1, 1))
+    return kernel(d, "columns", pointers, text, (-(-num_columns // 32), count, 1), (1024, 1, 1))
 
 
 Body = Callable[[dict[Value, str], list[str]], None]
@@ -219,6 +224,7 @@ class _Printer:
 
     def __init__(self, program: Program, inputs: Sequence[Argument], outputs: Sequence[Argument]) -> None:
         self.program = program
+        self.d = (*inputs, *outputs)[0].dialect
         body = program.body
         self.inputs = dict(zip(body.inputs, inputs, strict=True))
         summed = {member.outputs[0] for member in program.column_sums}
@@ -247,11 +253,11 @@ class _Printer:
         )
 
     def launch(self) -> Launch:
-        program, kinds = self.program, self.program.kinds
+        d, program, kinds = self.d, self.program, self.program.kinds
         pointers = [x.pointer(self.names[value]) for value, x in self.inputs.items()]
         pointers += [x.pointer(self.targets[value]) for value, x in self.outputs.items()]
         pointers += [workspace_pointer(i, f"partial{i}", "float") for i in range(len(program.column_sums))]
-        pointers += [flag_pointer()] if program.picks else []
+        pointers += flag_pointers(d, len(program.column_sums)) if program.picks else []
         strided: dict[str, tuple[int, ...]] = {}
         for named, table in ((self.names, self.inputs), (self.targets, self.outputs)):
             for value, x in table.items():
@@ -268,54 +274,54 @@ class _Printer:
         lines += self._writes()
         held = [f"float columns{i}[{self.num_walks}][{self.pack}] = {{}};" for i in range(len(program.column_sums))]
         shared = [
-            f"__shared__ {self._state(member)} shared{i}[{program.num_threads // 32}];"
+            d.shared(self._state(member), f"shared{i}[{program.num_threads // 32}]")
             for i, member in enumerate(program.reductions)
         ]
         kept = [
-            f"{CUDA.registers[value.dtype]} {name}[{self.num_walks}][{self.pack}];" for value, name in self.kept.items()
+            f"{d.registers[value.dtype]} {name}[{self.num_walks}][{self.pack}];" for value, name in self.kept.items()
         ]
         newline = "\n"
         text = f"""{newline.join([*shared, *held])}
-for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
+for (u32 r = {d.block}.x; r < {program.num_rows}u; r += {d.grid}.x) {{
 {newline.join([*kept, *lines])}
 }}
 {newline.join([self._leave(i) for i in range(len(program.column_sums))])}"""
-        return kernel("rows", pointers, text, (program.num_blocks, 1, 1), (program.num_threads, 1, 1))
+        return kernel(d, "rows", pointers, text, (program.num_blocks, 1, 1), (program.num_threads, 1, 1))
 
-    @staticmethod
-    def _state(member: Node) -> str:
-        return CUDA.fold(member.op, member.inputs[0].dtype).state
+    def _state(self, member: Node) -> str:
+        return self.d.fold(member.op, member.inputs[0].dtype).state
 
     # Numbers of a row.
 
     def _row_values(self, level: int) -> list[str]:
         """Values that are one a row and known once `level` reductions are done; every thread computes them."""
-        program, lines = self.program, []
+        d, program, lines = self.d, self.program, []
         for value, kind in program.kinds.items():
             if kind != ROW or program.levels[value] != level or value in self.known:
                 continue
             name = f"s{len(self.known)}"
             if value in self.inputs:
-                text = CUDA.load(value.dtype, f"{self.names[value]}[o_{self.names[value]}]")
+                text = d.load(value.dtype, f"{self.names[value]}[o_{self.names[value]}]")
             elif value.node.op == "pick":
                 more, text = self._pick(value.node)
                 lines += more
             else:
                 text = self._computed(value.node, [self._row_name(v) for v in value.node.inputs])
-            lines.append(f"const {CUDA.registers[value.dtype]} {name} = {text};")
+            lines.append(f"const {d.registers[value.dtype]} {name} = {text};")
             self.known[value] = name
         return lines
 
     def _row_name(self, value: Value) -> str:
-        return self.known[value] if value in self.known else CUDA.literal(_origin(value))
+        return self.known[value] if value in self.known else self.d.literal(_origin(value))
 
     def _pick(self, member: Node) -> tuple[list[str], str]:
         """One element of the row; out of range it is the nearest, and flagged."""
+        d = self.d
         x, index = member.inputs
         last, at = self.program.num_columns - 1, f"at{member.id}"
         chosen = self.known[index]
         lines = [
-            f"if (threadIdx.x == 0 && ({chosen} < 0 || {chosen} > {last})) raise_flag(flag, r, {chosen});",
+            f"if ({d.thread}.x == 0 && ({chosen} < 0 || {chosen} > {last})) {d.raise_flag('r', chosen)}",
             f"const u32 {at} = (u32)({chosen} < 0 ? 0 : {chosen} > {last} ? {last} : {chosen});",
         ]
         made: dict[Value, str] = {}
@@ -327,18 +333,18 @@ for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
     def _address(self, value: Value, column: str) -> str:
         x, name = self.inputs[value], self.names[value]
         row = f"o_{name} + " if self.program.kinds[value] == FULL else ""
-        return CUDA.load(value.dtype, f"{name}[{row}(i64){column} * {x.strides[-1]}]")
+        return x.load(f"{name}[{row}(i64){column} * {x.strides[-1]}]")
 
     def _walk(
         self, wanted: Sequence[Value], body: Body, before: str = "", after: str = "", later: Sequence[Value] = ()
     ) -> str:
         """A loop along the row that makes the values `wanted` at every column, and keeps what `later` ones need."""
-        program, pack = self.program, self.pack
+        d, program, pack = self.d, self.program, self.pack
         read = [v for v in self._needed(wanted) if v in self.inputs and program.kinds[v] in (FULL, COLUMN)]
         lines = []
         for value in read:
             if pack > 1:
-                name, stored = self.names[value], CUDA.storage[value.dtype]
+                name, stored = self.names[value], d.storage[value.dtype]
                 row = f"o_{name} + " if program.kinds[value] == FULL else ""
                 lines.append(f"const auto p_{name} = read_pack<{stored}, {pack}>({name} + ({row}c0));")
         inner: list[str] = []
@@ -346,7 +352,7 @@ for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
 
         def load(value: Value) -> str:
             if pack > 1:
-                return CUDA.load(value.dtype, f"p_{self.names[value]}.at[e]")
+                return d.load(value.dtype, f"p_{self.names[value]}.at[e]")
             return self._address(value, "c")
 
         for value in wanted:
@@ -358,7 +364,7 @@ for (u32 r = blockIdx.x; r < {program.num_rows}u; r += gridDim.x) {{
         newline = "\n"
         unroll = "#pragma unroll\n" if self.unrolled else ""
         return f"""{unroll}for (int k = 0; k < {self.num_walks}; ++k) {{
-const u32 c0 = ((u32)k * {program.num_threads}u + threadIdx.x) * {pack}u;
+const u32 c0 = ((u32)k * {program.num_threads}u + {d.thread}.x) * {pack}u;
 if (c0 < {program.num_columns}u) {{
 {newline.join(lines)}
 {before}
@@ -412,29 +418,29 @@ const u32 c = c0 + e;
         elif value in self.inputs:
             text = load(value)
         elif OPS[node.op].work is Work.FILL:
-            text = f"({CUDA.registers[value.dtype]}){column}" if node.op == "iota" else CUDA.literal(node)
+            text = f"({self.d.registers[value.dtype]}){column}" if node.op == "iota" else self.d.literal(node)
         elif node.op == "broadcast":
             made[value] = self._element(node.inputs[0], column, made, lines, load)
             return made[value]
         else:
             text = self._computed(node, [self._element(v, column, made, lines, load) for v in node.inputs])
         made[value] = f"e{len(made)}_{column}"
-        lines.append(f"const {CUDA.registers[value.dtype]} {made[value]} = {text};")
+        lines.append(f"const {self.d.registers[value.dtype]} {made[value]} = {text};")
         return made[value]
 
-    @staticmethod
-    def _computed(node: Node, names: Sequence[str]) -> str:
-        text = CUDA.expression(node, tuple(names))
+    def _computed(self, node: Node, names: Sequence[str]) -> str:
+        d = self.d
+        text = d.expression(node, tuple(names))
         dtype = node.types[0].dtype
-        return CUDA.load(dtype, CUDA.store(dtype, text)) if dtype == "bf16" else text
+        return d.load(dtype, d.store(dtype, text)) if dtype == "bf16" else text
 
     def _reductions(self, level: int) -> list[str]:
         """One walk for all reductions of values of a level, and their results in every thread."""
-        program = self.program
+        d, program = self.d, self.program
         members = [m for m in program.reductions if program.levels[m.inputs[0]] == level]
         if not members:
             return []
-        folds = [CUDA.fold(m.op, m.inputs[0].dtype) for m in members]
+        folds = [d.fold(m.op, m.inputs[0].dtype) for m in members]
         lines = [f"{f.state} a{m.id} = {f.identity};" for m, f in zip(members, folds, strict=True)]
 
         def fold_in(made: dict[Value, str], inner: list[str]) -> None:
@@ -450,29 +456,30 @@ const u32 c = c0 + e;
             lines.append(
                 f"for (int mask = 16; mask; mask >>= 1) {{ const {f.state} v = shuffle_xor(a{m.id}, mask); "
                 f"a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}\n"
-                f"if ((threadIdx.x & 31u) == 0) shared{number}[threadIdx.x >> 5] = a{m.id};"
+                f"if (({d.thread}.x & 31u) == 0) {d.put(f'shared{number}[{d.thread}.x >> 5]', f'a{m.id}', shared=True)}"
             )
-        lines.append("__syncthreads();")
+        lines.append(d.barrier())
         for m, f in zip(members, folds, strict=True):
             number, name = program.reductions.index(m), f"s{len(self.known)}"
+            first, each = (d.get(f"shared{number}[{place}]", shared=True) for place in ("0", "w"))
             lines.append(
-                f"a{m.id} = shared{number}[0];\nfor (int w = 1; w < {program.num_threads // 32}; ++w) "
-                f"{{ const {f.state} v = shared{number}[w]; a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}\n"
-                f"const {CUDA.registers[m.types[0].dtype]} {name} = {f.result(f'a{m.id}')};"
+                f"a{m.id} = {first};\nfor (int w = 1; w < {program.num_threads // 32}; ++w) "
+                f"{{ const {f.state} v = {each}; a{m.id} = {f.combine(f'a{m.id}', 'v')}; }}\n"
+                f"const {d.registers[m.types[0].dtype]} {name} = {f.result(f'a{m.id}')};"
             )
             self.known[m.outputs[0]] = name
-        return [*lines, "__syncthreads();"]
+        return [*lines, d.barrier()]
 
     # What is kept.
 
     def _writes(self) -> list[str]:
-        program, kinds = self.program, self.program.kinds
+        d, program, kinds = self.d, self.program, self.program.kinds
         lines = []
         for value, x in self.outputs.items():
             if kinds[value] == ROW:
                 name = self.targets[value]
-                stored = CUDA.store(x.dtype, self.known[value])
-                lines.append(f"if (threadIdx.x == 0) {name}[o_{name}] = {stored};")
+                stored = d.store(x.dtype, self.known[value])
+                lines.append(f"if ({d.thread}.x == 0) {name}[o_{name}] = {stored};")
         full = [value for value in self.outputs if kinds[value] == FULL]
         summed = [member.inputs[0] for member in program.column_sums]
         if not full and not summed:
@@ -482,12 +489,12 @@ const u32 c = c0 + e;
             for value in full:
                 name, x = self.targets[value], self.outputs[value]
                 place = f"m_{name}.at[e]" if self.pack > 1 else f"{name}[o_{name} + (i64)c * {x.strides[-1]}]"
-                inner.append(f"{place} = {CUDA.store(x.dtype, made[value])};")
+                inner.append(f"{place} = {d.store(x.dtype, made[value])};")
             inner += [f"columns{i}[k][e] += {made[value]};" for i, value in enumerate(summed)]
 
         before = after = ""
         if self.pack > 1:
-            named = [(self.targets[value], CUDA.storage[self.outputs[value].dtype]) for value in full]
+            named = [(self.targets[value], d.storage[self.outputs[value].dtype]) for value in full]
             before = " ".join([f"Pack<{stored}, {self.pack}> m_{name};" for name, stored in named])
             after = " ".join([f"write_pack({name} + (o_{name} + c0), m_{name});" for name, _ in named])
         lines.append(self._walk([*full, *summed], keep, before, after))
@@ -495,13 +502,13 @@ const u32 c = c0 + e;
 
     def _leave(self, number: int) -> str:
         """The sums of this block's rows, for every column."""
-        program = self.program
+        d, program = self.d, self.program
         return f"""#pragma unroll
 for (int k = 0; k < {self.num_walks}; ++k) {{
 #pragma unroll
 for (int e = 0; e < {self.pack}; ++e) {{
-const u32 c = ((u32)k * {program.num_threads}u + threadIdx.x) * {self.pack}u + e;
-if (c < {program.num_columns}u) partial{number}[blockIdx.x * {program.num_columns}u + c] = columns{number}[k][e];
+const u32 c = ((u32)k * {program.num_threads}u + {d.thread}.x) * {self.pack}u + e;
+if (c < {program.num_columns}u) partial{number}[{d.block}.x * {program.num_columns}u + c] = columns{number}[k][e];
 }}
 }}"""
 

@@ -1,0 +1,1 @@
+"""The metal device: generated kernels on Apple silicon."""
