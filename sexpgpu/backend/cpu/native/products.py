@@ -1,4 +1,4 @@
-"""Products of f32 matrices: tiles of the result in registers, over panels of the operands that are packed first.
+"""Products of f32 matrices: tiles of the result in registers, over panels of an operand that is packed first.
 
 A tile is a few rows by two vectors. Every element of a result is the sum of its products in order, fused multiply-adds
 in stretches of `DEPTH`, whatever pieces a product is cut into; so the number of threads changes no bit.
@@ -112,35 +112,49 @@ F void tile_of(
     const int height, const int width, const i64 row, const i64 step, i64 depth, const float* a, const float* b,
     i64 step_b, float alpha, int add, int columns, float* z, i64 step_z
 ) {
-    vf s[TILE_ROWS][2], y[2];
-    EACH for (int i = 0; i < height; ++i)
-        EACH for (int e = 0; e < width; ++e) {
-            s[i][e] = SPLAT(vf, 0.0f);
-            __builtin_prefetch(z + i * step_z + e * V, 1);
-        }
-    for (i64 p = 0; p < depth; ++p, a += step, b += step_b) {
-        EACH for (int e = 0; e < width; ++e) y[e] = raw_f32(b + e * V);
+    /* Each loop over rows has one level, which compilers unroll into registers. */
+    const int two = width == 2;
+    vf s[TILE_ROWS][2];
+    EACH for (int i = 0; i < height; ++i) {
+        s[i][0] = SPLAT(vf, 0.0f);
+        __builtin_prefetch(z + i * step_z, 1);
+        if (two) { s[i][1] = SPLAT(vf, 0.0f); __builtin_prefetch(z + i * step_z + V, 1); }
+    }
+    /* Addresses are worked out again after the loop, and hold no register in it. */
+    __asm__("" : "+r"(z));
+    const float *a3 = a + 3 * row, *a6 = a + 6 * row, *a9 = a + 9 * row;
+    for (i64 p = 0; p < depth; ++p, b += step_b, a += step, a3 += step, a6 += step, a9 += step) {
+        const vf b0 = raw_f32(b), b1 = two ? raw_f32(b + V) : b0;
         EACH for (int i = 0; i < height; ++i) {
-            const vf x = SPLAT(vf, a[i * row]);
-            EACH for (int e = 0; e < width; ++e) s[i][e] = fused(x, y[e], s[i][e]);
+            /* From the nearest of four pointers: that far the processor adds for nothing. */
+            const float* const from = i < 3 ? a + i * row : i < 6 ? a3 + (i - 3) * row
+                                    : i < 9 ? a6 + (i - 6) * row : a9 + (i - 9) * row;
+            const vf x = SPLAT(vf, *from);
+            s[i][0] = fused(x, b0, s[i][0]);
+            if (two) s[i][1] = fused(x, b1, s[i][1]);
         }
     }
     const vf by = SPLAT(vf, alpha);
     if (columns == width * V && add) {
-        EACH for (int i = 0; i < height; ++i)
-            EACH for (int e = 0; e < width; ++e) {
-                float* const to = z + i * step_z + e * V;
-                put_f32(to, fused(s[i][e], by, raw_f32(to)));
-            }
+        EACH for (int i = 0; i < height; ++i) {
+            float* const to = z + i * step_z;
+            put_f32(to, fused(s[i][0], by, raw_f32(to)));
+            if (two) put_f32(to + V, fused(s[i][1], by, raw_f32(to + V)));
+        }
         return;
     }
     if (columns == width * V) {
-        EACH for (int i = 0; i < height; ++i)
-            EACH for (int e = 0; e < width; ++e) put_f32(z + i * step_z + e * V, s[i][e] * by);
+        EACH for (int i = 0; i < height; ++i) {
+            put_f32(z + i * step_z, s[i][0] * by);
+            if (two) put_f32(z + i * step_z + V, s[i][1] * by);
+        }
         return;
     }
     float made[TILE_ROWS][TILE_COLUMNS];
-    EACH for (int i = 0; i < height; ++i) EACH for (int e = 0; e < width; ++e) put_f32(made[i] + e * V, s[i][e]);
+    EACH for (int i = 0; i < height; ++i) {
+        put_f32(made[i], s[i][0]);
+        if (two) put_f32(made[i] + V, s[i][1]);
+    }
     for (int i = 0; i < height; ++i)
         for (int e = 0; e < columns; ++e) {
             float* const to = z + i * step_z + e;
@@ -171,6 +185,15 @@ F void name( \
 
 /* Rows that are packed side by side. */
 TILES(tile, 1, TILE_ROWS, 4, 1)
+/* Rows of a matrix as they lie, one element or one row side by side: what is not copied costs nothing. */
+static __attribute__((noinline)) void tile_of_matrix(
+    i64 row, i64 step, i64 depth, const float* a, const float* b, i64 step_b, float alpha, int add, float* z, i64 step_z
+) {
+    if (step == 1) tile_of(TILE_ROWS, 2, row, 1, depth, a, b, step_b, alpha, add, TILE_COLUMNS, z, step_z);
+    else tile_of(TILE_ROWS, 2, 1, step, depth, a, b, step_b, alpha, add, TILE_COLUMNS, z, step_z);
+}
+/* Lines so far apart share a place in the cache. */
+F int collides(i64 elements) { return elements % 1024 == 0; }
 /* The rows of the next tile, where so many are left. */
 F int next_height(i64 left) { return left >= TILE_ROWS ? TILE_ROWS : left >= 4 ? 4 : 1; }
 /* z = alpha x y, or z + alpha x y: `rows` by `columns`, the columns of z side by side. */
@@ -181,6 +204,7 @@ static __attribute__((noinline)) void multiply(
     float* const packed = scratch + TILE_ROWS * DEPTH + V;
     /* What is read once is read where it lies. */
     const int once = rows <= TILE_ROWS && y_column == 1;
+    const int lies_well = (x_depth == 1 && !collides(x_row)) || (x_row == 1 && !collides(x_depth));
     if (!depth && !add)
         for (i64 i = 0; i < rows; ++i) for (i64 j = 0; j < columns; ++j) z[i * step_z + j] = 0.0f;
     for (i64 j = 0; j < columns; j += COLUMNS) {
@@ -204,6 +228,12 @@ static __attribute__((noinline)) void multiply(
             for (i64 i = 0, height; i < rows; i += height) {
                 height = next_height(rows - i);
                 const float* a = x + i * x_row + p * x_depth;
+                if (lies_well && height == TILE_ROWS && whole == wide) {
+                    for (i64 q = 0; q < wide; q += TILE_COLUMNS)
+                        tile_of_matrix(x_row, x_depth, deep, a, once ? from + q : packed + q * deep,
+                                       once ? y_depth : TILE_COLUMNS, alpha, add || p, z + i * step_z + j + q, step_z);
+                    continue;
+                }
                 if (height > 1 || x_depth != 1) {
                     panel(a, x_row, x_depth, height, deep, height, scratch);
                     a = scratch;
