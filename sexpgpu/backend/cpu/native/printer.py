@@ -18,6 +18,7 @@ from itertools import pairwise
 from sexpgpu.backend.cpu.native.functions import HELD, STORED, Fold, expression, fold
 from sexpgpu.backend.cpu.native.groups import Group, overlaps
 from sexpgpu.backend.cpu.native.operations import COLUMN, MAP, PICK, ROW, Operation, Place
+from sexpgpu.ir.ops.rules import attr_ints
 from sexpgpu.plan.layout import Strides
 
 WIDEST = 16
@@ -393,7 +394,10 @@ class _Printer:
         for i in each.walked:
             operation = group.operations[i]
             names = []
-            for read in group.reads[i]:
+            for position, read in enumerate(group.reads[i]):
+                if len(suffixes) == 1 and each.elements == operation.shape[-1] and _counts(operation, position):
+                    names.append("(LANES + (int)c)")
+                    continue
                 if read not in names_here:
                     names_here[read] = self._taken(read, each, suffixes, whole, lines)
                 names.append(names_here[read])
@@ -486,6 +490,16 @@ def _function(body: str, operands: tuple[Place | Partial | Watch, ...], scratch_
 
 
 # Spelling.
+
+
+def _counts(operation: Operation, position: int) -> bool:
+    """Whether an input is the number of each element along the last axis, which needs no memory."""
+    if operation.kind != MAP or operation.node.op == "concat" or len(operation.inputs) != len(operation.node.inputs):
+        return False
+    node, rank = operation.node.inputs[position].node, len(operation.shape)
+    if node.op == "broadcast" and attr_ints(node.attrs, "axes") == (rank - 1,):
+        node = node.inputs[0].node
+    return node.op == "iota" and node.types[0].rank == 1 and node.types[0].dtype == "i32"
 
 
 def _accumulators(number: int, f: Fold) -> str:
