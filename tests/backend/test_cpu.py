@@ -300,6 +300,15 @@ def test_a_guarded_update_that_keeps_no_proposals(poison: bool) -> None:
     assert (session.read("p3").result() == 0.25).all() and (session.read("m7").result() == 1.5).all()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C interrupts, also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_waits_for_the_commit() -> None:
     done = []
     with pytest.raises(KeyboardInterrupt), uninterrupted():
@@ -310,6 +319,7 @@ def test_an_interrupt_waits_for_the_commit() -> None:
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_interrupts_never_tear_a_guarded_update() -> None:
     """Two slots go up together; whatever call an interrupt hits, they stay equal."""
