@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+
 import numpy as np
 import pytest
 
 from sexpgpu.backend.cpu.device import CpuDevice
 from sexpgpu.backend.cpu.native import attention, lowering
+from sexpgpu.backend.cpu.native import compiler as native
 from sexpgpu.backend.protocol import Budget, Call
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.composites import apply
@@ -85,6 +88,20 @@ def test_attention_equals_its_body(case: Case, packed: bool) -> None:
         np.testing.assert_array_equal(np.isfinite(array), np.isfinite(wanted), name)
         seen = np.isfinite(wanted)
         np.testing.assert_allclose(array[seen], wanted[seen], 1e-5, 1e-5, err_msg=name)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="processors of one family")
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3"])
+def test_narrow_vectors_give_the_same(processor: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors of four and of eight numbers, without and with fused multiply-adds."""
+    options = tuple([f"-march={processor}" if "-march" in option else option for option in native.OPTIONS])
+    monkeypatch.setattr(native, "OPTIONS", options)
+    for case in (CASES[1], CASES[2], CASES[4]):
+        made, phase = program(case)
+        feeds = fed(phase)
+        expected = evaluate(phase.graph, {f"feed:{name}": array for name, array in feeds.items()}, double=True)
+        for name, array in run(CpuDevice(threads=1, poison=True, compiler=compiler()), made, feeds).items():
+            np.testing.assert_allclose(array, expected[f"result:{name}"], 1e-5, 1e-5, err_msg=name)
 
 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:

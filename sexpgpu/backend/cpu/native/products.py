@@ -62,10 +62,15 @@ COMMON = (
 #define COLUMNS {COLUMNS}
 """
     r"""
+/* As many as registers hold; a multiple of V, or not more than it, since lines are packed V at a time. */
 #if V == 16
 #define TILE_ROWS 12
-#else
+#elif V == 8
 #define TILE_ROWS 6
+#elif defined(__aarch64__)
+#define TILE_ROWS 8
+#else
+#define TILE_ROWS 4
 #endif
 #define TILE_COLUMNS (2 * V)
 #if defined(__clang__)
