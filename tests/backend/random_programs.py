@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 import sexpgpu.ir.ops  # noqa: F401
+from sexpgpu.backend.protocol import Call, Session
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.evaluate import evaluate
 from sexpgpu.ir.graph import Value
@@ -173,3 +174,21 @@ def reference_call(
     if phase.guard is None or bool(results[phase.guard]):
         contents.update({n.removeprefix(SLOT): v.copy() for n, v in outputs.items() if n.startswith(SLOT)})
     return results
+
+
+def assert_follows(
+    session: Session, program: Program, contents: dict[str, Array], feeds: Mapping[str, Mapping[str, Array]],
+    rounds: int = 1,
+) -> None:  # fmt: skip
+    """Run every phase so many times, and compare results and slots with the plain executor's; `contents` is updated."""
+    for name, array in contents.items():
+        session.write(name, array)
+    for _ in range(rounds):
+        for phase in program.phases:
+            expected = reference_call(phase, contents, feeds[phase.name])
+            (outputs,) = session.run([Call(phase.name, feeds[phase.name])]).result()
+            assert not outputs.faults
+            for name, array in expected.items():
+                np.testing.assert_allclose(outputs.results[name], array, 2e-5, 1e-6, err_msg=name)
+            for name, array in contents.items():
+                np.testing.assert_allclose(session.read(name).result(), array, 2e-5, 1e-6, err_msg=name)

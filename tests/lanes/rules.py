@@ -101,11 +101,11 @@ def _calls(body: str, names: frozenset[str]) -> set[str]:
 
 
 def _reached(name: str, bodies: dict[str, str]) -> set[str]:
-    names, seen, todo = frozenset(bodies), set[str](), [name]
-    while todo:
-        new = _calls(bodies[todo.pop()], names) - seen
+    names, seen, waiting = frozenset(bodies), set[str](), [name]
+    while waiting:
+        new = _calls(bodies[waiting.pop()], names) - seen
         seen |= new
-        todo += new
+        waiting += new
     return seen
 
 

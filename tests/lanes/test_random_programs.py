@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pytest
 
-from sexpgpu.backend.protocol import Budget, Call, Device
-from tests.backend.random_programs import CASTS, random_program, reference_call
+from sexpgpu.backend.protocol import Budget, Device
+from tests.backend.random_programs import CASTS, assert_follows, random_program
 from tests.lanes import card
 from tests.lanes.unit import compiler
 from tests.metal import mac
@@ -38,14 +37,5 @@ def test_random_programs(dialect: str, first: int) -> None:
     programs = [random_program(seed, casts=casts) for seed in range(first, min(first + AT_A_TIME, NUM_ALL))]
     sessions = [device.open(device.plan(program, Budget())) for program, _, _ in programs]
     for (program, contents, feeds), session in zip(programs, sessions, strict=True):
-        for name, array in contents.items():
-            session.write(name, array)
-        for phase in program.phases:
-            expected = reference_call(phase, contents, feeds[phase.name])
-            (outputs,) = session.run([Call(phase.name, feeds[phase.name])]).result()
-            assert not outputs.faults
-            for name, array in expected.items():
-                np.testing.assert_allclose(outputs.results[name], array, 2e-5, 1e-6, err_msg=name)
-            for name, array in contents.items():
-                np.testing.assert_allclose(session.read(name).result(), array, 2e-5, 1e-6, err_msg=name)
+        assert_follows(session, program, contents, feeds)
         session.close()

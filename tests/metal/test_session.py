@@ -17,7 +17,7 @@ from sexpgpu.diagnostics import Diagnostic, DiagnosticError
 from sexpgpu.ir.builder import Builder
 from sexpgpu.ir.program import Phase, Program, Slot
 from sexpgpu.ir.types import NUMPY_DTYPES, TensorType
-from tests.backend.random_programs import random_program, reference_call
+from tests.backend.random_programs import assert_follows, random_program
 from tests.lanes.unit import ORDERS, compiler
 from tests.metal.fake_metal import ERROR_OUT_OF_MEMORY, NON_VOLATILE, NSError
 from tests.metal.mac import mac
@@ -36,17 +36,7 @@ def test_random_programs(seed: int) -> None:
     program, contents, feeds = random_program(seed, casts=("bf16", "i32"))
     card, gpu = mac(order=ORDERS[seed % 3], checked=seed == NUM_PROGRAMS - 1)
     session = card.open(card.plan(program, Budget()))
-    for name, array in contents.items():
-        session.write(name, array)
-    for _ in range(2):
-        for phase in program.phases:
-            expected = reference_call(phase, contents, feeds[phase.name])
-            (outputs,) = session.run([Call(phase.name, feeds[phase.name])]).result()
-            assert not outputs.faults
-            for name, array in expected.items():
-                np.testing.assert_allclose(outputs.results[name], array, 2e-5, 1e-6, err_msg=name)
-            for name, array in contents.items():
-                np.testing.assert_allclose(session.read(name).result(), array, 2e-5, 1e-6, err_msg=name)
+    assert_follows(session, program, contents, feeds, 2)
     session.close()
     assert card.tools.pool.live_bytes == 0
     card.tools.pool.clear()

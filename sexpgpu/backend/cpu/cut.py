@@ -6,8 +6,9 @@ Flow: `session` cuts a phase where somebody asks, and runs it through a `Timer` 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from sexpgpu.backend.cpu.blocks import BlockCall
 from sexpgpu.backend.cpu.native.attention import ATTENTION_TEXTS
@@ -128,8 +129,7 @@ class Timer:
         self._last = time.perf_counter()
         for call, numbers in zip(calls, self._cut.numbers, strict=True):
             if isinstance(call, Stretch):
-                rest = iter(numbers)
-                call.run_each(lambda rest=rest: self._note(next(rest)))  # type: ignore[misc]
+                call.run_each(partial(self._note_next, iter(numbers)))
             else:
                 call()
                 self._note(numbers[0])
@@ -140,6 +140,9 @@ class Timer:
         copy()
         if self._cut.copies:
             self._note(len(self.times) - 1)
+
+    def _note_next(self, numbers: Iterator[int]) -> None:
+        self._note(next(numbers))
 
     def _note(self, number: int) -> None:
         now = time.perf_counter()

@@ -6,7 +6,10 @@ Functions of the C library end in an underscore here. The ones that Metal has ar
 Flow: `Printer.module_source` puts it before the kernels.
 """
 
-PRELUDE = r"""
+from sexpgpu.backend.kernels.philox import TEXT as PHILOX
+
+PRELUDE = (
+    r"""
 #include <metal_stdlib>
 #include <metal_simdgroup_matrix>
 using namespace metal;
@@ -186,23 +189,9 @@ HELPER void raise_noted(device u32* flag, device int* noted, u64 place, i64 valu
   noted[place] = (int)(value < -2147483648l ? -2147483648l : value > 2147483647l ? 2147483647l : value);
   raise_flag(flag, place);
 }
-
-// Philox4x32-10. Source: Salmon, Moraes, Dror and Shaw, Parallel random numbers: as easy as 1, 2, 3, SC 2011.
-struct Words { u32 at[4]; };
-HELPER Words philox(u64 stream, u32 block, u32 trip, u64 site) {
-  u32 c0 = block, c1 = trip, c2 = (u32)site, c3 = (u32)(site >> 32), k0 = (u32)stream, k1 = (u32)(stream >> 32);
-#pragma unroll
-  for (int round = 0; round < 10; ++round) {
-    u64 p0 = (u64)c0 * 0xD2511F53u, p1 = (u64)c2 * 0xCD9E8D57u;
-    c0 = (u32)(p1 >> 32) ^ c1 ^ k0;
-    c2 = (u32)(p0 >> 32) ^ c3 ^ k1;
-    c1 = (u32)p1;
-    c3 = (u32)p0;
-    k0 += 0x9E3779B9u;
-    k1 += 0xBB67AE85u;
-  }
-  return Words{{c0, c1, c2, c3}};
-}
+"""
+    + PHILOX
+    + r"""
 HELPER Pack<float, 4> uniform_of(Words w) {
   Pack<float, 4> out;
 #pragma unroll
@@ -221,3 +210,4 @@ HELPER Pack<float, 4> normal_of(Words w) {
   return out;
 }
 """
+)
